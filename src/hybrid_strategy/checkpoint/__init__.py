@@ -1,0 +1,1 @@
+"""Checkpoint folders keyed by the un-split model's parameter names."""

@@ -1,0 +1,1 @@
+"""torch.distributed: process group, mesh, random state, gradient norm."""

@@ -1,0 +1,1 @@
+"""LightningModules and LightningDataModules that the command line trains."""

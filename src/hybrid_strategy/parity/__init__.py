@@ -1,0 +1,1 @@
+"""The parity gate: a layout's numbers against one process."""

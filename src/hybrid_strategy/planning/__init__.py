@@ -1,0 +1,1 @@
+"""Arithmetic without torch: table simulation, balance, layout checks, learning rate, memory, communication, step time."""

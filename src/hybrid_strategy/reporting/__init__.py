@@ -1,0 +1,1 @@
+"""What a run shows: plan table, closing summary."""

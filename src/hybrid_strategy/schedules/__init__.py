@@ -1,0 +1,1 @@
+"""Schedules: one file each, a pure function from sizes to a table of cells."""

@@ -1,0 +1,48 @@
+"""What a model must tell to be cut: its units in order, its tensor-parallel rules, its checkpoint units, its tied parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+TENSOR_STYLES = ("colwise", "rowwise", "replicate_input", "sequence_norm", "vocab_embedding", "vocab_head")
+
+
+@dataclass(frozen=True)
+class ParallelPlan:
+    """How a model may be parallelised. Patterns match dotted module names relative to the model; `*` is one name.
+
+    Attributes:
+        units: the model's units in the order in which `forward` calls them, e.g. `("embed_tokens", "layers.*", "norm",
+            "lm_head")`. A pipeline may cut after any of them. The only live value that crosses a cut is the output of the
+            unit before it. `layers.*` stands for the children in their own order.
+        tensor: module pattern -> style, one of `TENSOR_STYLES`. `colwise` splits a Linear's outputs, `rowwise` its inputs,
+            `replicate_input` is the one point of a sub-block where the input becomes replicated (its backward is the
+            all-reduce), `sequence_norm` is a norm whose input is split along the sequence under sequence parallelism,
+            `vocab_embedding` and `vocab_head` split the vocabulary.
+        checkpoint_units: units recomputed in backward under activation checkpointing, default: every unit with a `*`.
+        shard_units: units gathered together under `zero3`, default: `units`.
+        tied: groups of parameter names that are one parameter.
+        heads: divisors that `tensor_parallel_size` must divide, by their name in the model's configuration, e.g.
+            `{"num_attention_heads": 8, "num_key_value_heads": 2}`.
+        batch_dims: argument or batch key -> its batch dimension (`None`: passes whole), where it is not 0.
+    """
+
+    units: tuple[str, ...] = ()
+    tensor: Mapping[str, str] = field(default_factory=dict)
+    checkpoint_units: tuple[str, ...] = ()
+    shard_units: tuple[str, ...] = ()
+    tied: tuple[tuple[str, ...], ...] = ()
+    heads: Mapping[str, int] = field(default_factory=dict)
+    batch_dims: Mapping[str, int | None] = field(default_factory=dict)
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Does the dotted `name` match `pattern`, where `*` stands for one whole part?
+
+    >>> matches("layers.*.mlp", "layers.3.mlp"), matches("layers.*", "layers.3.mlp")
+    (True, False)
+    """
+    want, have = pattern.split("."), name.split(".")
+    return len(want) == len(have) and all(fnmatchcase(piece, part) for piece, part in zip(have, want, strict=True))

@@ -1,0 +1,1 @@
+"""The Lightning strategy: the shell, the step, routed logging, precision."""

@@ -1,0 +1,47 @@
+"""How quantities are printed. Inside the program bytes are bytes and seconds are seconds."""
+
+from __future__ import annotations
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Bytes for people, in binary units.
+
+    >>> format_bytes(3 * 2**30), format_bytes(1536), format_bytes(12)
+    ('3.00 GiB', '1.5 KiB', '12 B')
+    """
+    if abs(num_bytes) >= GIB:
+        return f"{num_bytes / GIB:,.2f} GiB"
+    if abs(num_bytes) >= MIB:
+        return f"{num_bytes / MIB:.1f} MiB"
+    if abs(num_bytes) >= KIB:
+        return f"{num_bytes / KIB:.1f} KiB"
+    return f"{num_bytes:.0f} B"
+
+
+def format_count(count: float) -> str:
+    """A count for people, in decimal units.
+
+    >>> format_count(8_030_261_248), format_count(20_400_000), format_count(950)
+    ('8.03B', '20.40M', '950')
+    """
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(count) >= size:
+            return f"{count / size:.2f}{letter}"
+    return f"{count:.0f}"
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration for people.
+
+    >>> format_seconds(0.0123), format_seconds(75), format_seconds(7300)
+    ('12.3 ms', '1 min 15 s', '2 h 1 min')
+    """
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    if seconds < 3600:
+        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"

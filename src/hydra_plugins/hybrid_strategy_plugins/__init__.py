@@ -1,0 +1,1 @@
+"""Hydra finds plug-ins by this name; thin doors only."""

@@ -1,0 +1,146 @@
+"""Runs a function on several real processes joined by gloo, quickly: the workers are started once a test session.
+
+    results = run_ranks(function, 2, argument, timeout=60)      # results[r] is what rank r returned
+
+`function(*arguments)` runs in every rank with `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR`, `MASTER_PORT` set as torchrun
+sets them (no process group yet, unless `process_group=True`). It must be a top-level function of a test module. When a rank
+fails, its traceback is raised here; when a rank hangs, all workers are killed and the case fails.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import socket
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+_context = multiprocessing.get_context("spawn")
+_workers: list[tuple[Any, Connection]] = []
+
+
+class RankFailedError(AssertionError):
+    """A rank raised; carries the traceback of the first rank that did."""
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def _environment(rank: int, world_size: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": f"tests-{port}",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+
+
+def _serve(connection: Connection) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    while True:
+        try:
+            job = connection.recv()
+        except EOFError:
+            return
+        function, arguments, environment, process_group = job
+        os.environ.update(environment)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                if process_group:
+                    dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+                value = function(*arguments)
+            answer = (True, value)
+        except BaseException:
+            answer = (False, traceback.format_exc())
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+        try:
+            connection.send(answer)
+        except Exception:
+            connection.send((False, traceback.format_exc()))
+
+
+def _start(count: int) -> None:
+    while len(_workers) < count:
+        ours, theirs = _context.Pipe()
+        process = _context.Process(target=_serve, args=(theirs,), daemon=True)
+        process.start()
+        theirs.close()
+        _workers.append((process, ours))
+
+
+@atexit.register
+def kill_workers() -> None:
+    """Ends all workers; the next case starts new ones."""
+    for process, connection in _workers:
+        connection.close()
+        process.kill()
+    _workers.clear()
+
+
+def run_ranks(
+    function: Callable[..., Any], world_size: int, *arguments: Any, timeout: float = 90, process_group: bool = True
+) -> list[Any]:
+    """Runs `function(*arguments)` on `world_size` ranks and returns their results by rank.
+
+    Raises:
+        RankFailedError: a rank raised, or did not answer within `timeout` seconds.
+    """
+    _start(world_size)
+    port = free_port()
+    for rank in range(world_size):
+        job = (function, arguments, _environment(rank, world_size, port), process_group)
+        _workers[rank][1].send(job)
+    pending = {_workers[rank][1]: rank for rank in range(world_size)}
+    results: list[Any] = [None] * world_size
+    deadline = time.monotonic() + timeout
+    while pending:
+        ready = wait(list(pending), timeout=max(0.0, deadline - time.monotonic()))
+        if not ready:
+            waiting = sorted(pending.values())
+            kill_workers()
+            raise RankFailedError(f"ranks {waiting} did not answer within {timeout} s")
+        for connection in ready:
+            rank = pending.pop(connection)  # type: ignore[index]
+            try:
+                good, value = connection.recv()  # type: ignore[union-attr]
+            except EOFError:
+                good, value = False, "the process died"
+            if not good:
+                failures = [(rank, value), *_collect_failures(pending)]
+                kill_workers()
+                raise RankFailedError("\n".join(f"rank {each}: {text}" for each, text in failures))
+            results[rank] = value
+    return results
+
+
+def _collect_failures(pending: dict[Any, int]) -> list[tuple[int, str]]:
+    """What the other ranks raised within a second: often the cause, where the first answer was a consequence."""
+    failures = []
+    for connection in wait(list(pending), timeout=1.0):
+        try:
+            good, value = connection.recv()  # type: ignore[union-attr]
+        except EOFError:
+            continue
+        if not good:
+            failures.append((pending[connection], value))
+    return failures
