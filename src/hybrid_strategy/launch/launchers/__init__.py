@@ -1,0 +1,1 @@
+"""Launchers: one file each, a `PART` with a name and `run(job)`."""

@@ -1,0 +1,46 @@
+"""The entry of every worker process: `python -m hybrid_strategy.launch.worker <package.module:function> <run folder>`.
+
+Ties itself to its parent, sends its output to the rank's log, calls `function(run folder)` and records how it failed.
+"""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+import sys
+from pathlib import Path
+
+from hybrid_strategy.launch import failures, logs, parent_death
+from hybrid_strategy.launch.job import log_path
+
+
+def run(target: str, run_dir: Path, rank: int) -> int:
+    """Calls the target; returns the exit code of this rank."""
+    log_dir = run_dir / "logs"
+    logs.redirect(log_path(log_dir, rank), terminal=rank == 0)
+    try:
+        pkgutil.resolve_name(target)(run_dir)
+    except KeyboardInterrupt:
+        return 130
+    except BaseException as error:
+        if isinstance(error, SystemExit) and not error.code:
+            return 0
+        failure = failures.record(log_dir, rank, error)
+        with log_path(log_dir, rank).open("a", encoding="utf-8") as log:  # the parent shows the first one on the terminal
+            log.write(failure.traceback)
+        return failure.exit_code
+    return 0
+
+
+def main() -> None:
+    """Runs and leaves without waiting for what a dead peer will never answer."""
+    parent_death.guard()
+    code = run(sys.argv[1], Path(sys.argv[2]), int(os.environ.get("RANK", "0")))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
