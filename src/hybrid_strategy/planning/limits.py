@@ -1,0 +1,27 @@
+"""What cannot be combined yet, in one place. A rule is lifted by taking its line away here."""
+
+from __future__ import annotations
+
+from hybrid_strategy.spec.layout import Layout
+from hybrid_strategy.spec.schedule import Refusal, Schedule
+
+WEIGHT_PASS_SHARDINGS = ("ddp", "zero1", "zero2")
+"""Shardings under which a split backward is right: the gradient is whole only after the last weight pass, and `zero3` frees
+and gathers the weights around every backward pass."""
+
+MAX_CONTEXT_PARALLEL_SIZE = 1
+
+
+def not_yet(layout: Layout, schedule: Schedule) -> Refusal | None:
+    """The first thing in `layout` that is planned for but not available; None when there is none."""
+    if layout.context_parallel_size > MAX_CONTEXT_PARALLEL_SIZE:
+        size = layout.context_parallel_size
+        advice = f"Set 1; with tensor_parallel_size={size} and sequence_parallel=true activations are split as well"
+        return "context_parallel_size", size, "context parallelism is not available yet", "", advice
+    if layout.pipeline_parallel_size > 1 and schedule.uses_weight_pass and layout.sharding not in WEIGHT_PASS_SHARDINGS:
+        rule = f"it cannot be combined with the schedule {schedule.name}"
+        numbers = "That schedule splits the backward pass, and gradients may be reduced only after the last weight pass"
+        allowed = ", ".join(WEIGHT_PASS_SHARDINGS[:-1])
+        advice = f"Set {allowed} or {WEIGHT_PASS_SHARDINGS[-1]}, or schedule=Interleaved1F1B"
+        return "sharding", layout.sharding, rule, numbers, advice
+    return None
