@@ -1,0 +1,184 @@
+"""The files of a checkpoint: torch's distributed-checkpoint format, written with a digest and read without running code.
+
+The format is torch's: each rank's `__<rank>_0.distcp` holds its blocks one after another as `torch.save` writes them, and
+`.metadata` says which block of which tensor lies where. Torch's own writer keeps every host copy of a rank until its file is
+closed and its reader unpickles `.metadata` freely; this one holds one block at a time and lets through data classes only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import IO, Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.planner import WriteItem
+from torch.distributed.checkpoint.storage import WriteResult
+
+from hybrid_strategy.errors import CheckpointError, message
+
+INDEX_FILE = ".metadata"
+_CHUNK_BYTES = 2**22
+_INDEX_CLASSES = {
+    "torch": {"Size"},
+    "torch.serialization": {"_get_layout"},
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+}
+
+
+class Digest(NamedTuple):
+    """Size and SHA-256 of a file as it was meant to be written."""
+
+    num_bytes: int
+    sha256: str
+
+
+class DigestFile:
+    """A file being written whose digest is taken from what is written, so that a fault of the disk shows when it is read."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.stream = stream
+        self.num_bytes = 0
+        self.error: OSError | None = None
+        self._hash = hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        try:
+            self.stream.write(view)
+        except OSError as error:
+            self.error = error  # torch.save may replace it by a RuntimeError that does not name the cause
+            raise
+        self._hash.update(view)
+        self.num_bytes += view.nbytes
+        return view.nbytes
+
+    def flush(self) -> None:
+        self.stream.flush()
+
+    @property
+    def digest(self) -> Digest:
+        return Digest(self.num_bytes, self._hash.hexdigest())
+
+
+def write_file(path: Path, fill: Callable[[DigestFile], None]) -> Digest:
+    """Writes `path` through `fill` and forces it to the disk.
+
+    Raises:
+        OSError: the disk refused (no space, no permission).
+    """
+    with path.open("wb") as stream:
+        file = DigestFile(stream)
+        try:
+            fill(file)
+        except Exception:
+            if file.error is not None:
+                raise file.error from None
+            raise
+        stream.flush()
+        os.fsync(stream.fileno())
+    return file.digest
+
+
+def write_bytes(path: Path, data: bytes) -> Digest:
+    """Writes `data` to `path` and forces it to the disk."""
+
+    def fill(file: DigestFile) -> None:
+        file.write(data)
+
+    return write_file(path, fill)
+
+
+def read_digest(path: Path) -> Digest:
+    """Size and SHA-256 of a file as it is on the disk."""
+    found, size = hashlib.sha256(), 0
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            found.update(chunk)
+            size += len(chunk)
+    return Digest(size, found.hexdigest())
+
+
+def write_items(
+    path: Path, items: Iterable[WriteItem], tensor_of: Callable[[MetadataIndex], Tensor]
+) -> tuple[list[WriteResult], Digest]:
+    """Writes the blocks `items` into one file, copying one after another to the host.
+
+    Returns:
+        Where each block lies, for the index, and the file's digest.
+    """
+    results: list[WriteResult] = []
+
+    def fill(file: DigestFile) -> None:
+        for item in items:
+            start = file.num_bytes
+            torch.save(_host_block(tensor_of(item.index)), cast(Any, file))
+            length = file.num_bytes - start
+            results.append(WriteResult(item.index, length, _StorageInfo(path.name, start, length)))
+
+    return results, write_file(path, fill)
+
+
+def _host_block(tensor: Tensor) -> Tensor:
+    """The values on the host with no more storage than their own: torch.save writes a view's whole storage."""
+    block = tensor.detach().cpu()
+    return block.clone() if block.untyped_storage().nbytes() != block.nbytes or not block.is_contiguous() else block
+
+
+class IndexWriter(FileSystemWriter):
+    """Writes `.metadata`, without the folder's path in it (it is renamed afterwards)."""
+
+    def storage_meta(self) -> StorageMeta | None:
+        return None
+
+
+class BlockReader(FileSystemReader):
+    """Torch's reader with an index that may hold the format's own data classes and nothing else."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        return read_index(Path(self.path))
+
+
+def read_index(folder: Path) -> Metadata:
+    """Which tensors a folder holds and where.
+
+    Raises:
+        CheckpointError: `.metadata` is missing, unreadable or holds something that is not data.
+    """
+    path = folder / INDEX_FILE
+    try:
+        with path.open("rb") as stream:
+            found = _IndexUnpickler(stream).load()
+    except (OSError, EOFError, pickle.UnpicklingError, AttributeError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise CheckpointError(
+            message("checkpoint", str(folder), f"{INDEX_FILE} cannot be read", f"{type(error).__name__}: {error}", "")
+        ) from error
+    if not isinstance(found, Metadata):
+        raise CheckpointError(message("checkpoint", str(folder), f"{INDEX_FILE} holds no index", str(type(found)), ""))
+    found.storage_meta = found.storage_meta or StorageMeta()
+    return found
+
+
+class _IndexUnpickler(pickle.Unpickler):
+    """Lets through the classes of the format and torch's dtypes."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name in _INDEX_CLASSES.get(module, ()) or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} is not allowed in an index")
