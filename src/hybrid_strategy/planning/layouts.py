@@ -222,7 +222,7 @@ def _heads_refusal(layout: Layout, splits: Mapping[str, int], gpus_per_node: int
     size = layout.tensor_parallel_size
     for name, number in splits.items():
         if number % size:
-            numbers = f"{size} does not divide {number}, whose divisors are {one_of(divisors(number))}"
+            numbers = f"{size} does not divide {number}; {one_of(divisors(number))} would"
             valid = nearest(_tensor_sizes(layout, splits, gpus_per_node), size)
             where = f" ({layout.world_size} processes, pipeline_parallel_size {layout.pipeline_parallel_size})"
             return "tensor_parallel_size", size, f"it must divide {name}", numbers, f"Set {one_of(valid)}{where}"

@@ -40,10 +40,10 @@ def round_up(number: int, multiple: int) -> int:
 
 
 def weave(pattern: Iterable[str], streams: dict[str, Iterator[Slot]]) -> Iterator[Cell]:
-    """Cells in the order of `pattern`, a sequence of pass kinds; each takes the next slot of its own stream."""
-    for kind in pattern:
-        stage, micro_batch = next(streams[kind])
-        yield Cell(stage, kind, micro_batch)
+    """Cells in the order of `pattern`: names of streams, the first letter being the pass; each takes its stream's next slot."""
+    for name in pattern:
+        stage, micro_batch = next(streams[name])
+        yield Cell(stage, name[0], micro_batch)
 
 
 def one_rank_order(num_stages: int, num_microbatches: int) -> Iterator[Cell]:
@@ -151,6 +151,19 @@ def looped_slots(rank: int, sizes: Sizes, backward: bool) -> Iterator[Slot]:
         for stage in reversed(stages) if backward else stages:
             for micro_batch in range(first, first + sizes.pipeline_size):
                 yield stage, micro_batch
+
+
+def v_streams(rank: int, sizes: Sizes) -> dict[str, Iterator[Slot]]:
+    """`F0` to `W1`: the passes of the down-leg stage (0) and the up-leg stage (1) of a rank, each micro-batch once and in order.
+
+    A whole backward pass `B0` and an input pass `I0` take turns on one stream, since a micro-batch has one of them.
+    """
+    streams: dict[str, Iterator[Slot]] = {}
+    for leg, stage in (("0", rank), ("1", sizes.num_stages - 1 - rank)):
+        for kind in "FIW":
+            streams[kind + leg] = iter([(stage, each) for each in range(sizes.num_microbatches)])
+        streams["B" + leg] = streams["I" + leg]
+    return streams
 
 
 def _rank_cells(schedule: ScheduleBase, rank: int, sizes: Sizes) -> tuple[Cell, ...]:
