@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.support.ranks import run_ranks
 
 from hybrid_strategy.checkpoint import folder as folders
 from hybrid_strategy.checkpoint import storage
@@ -18,7 +19,6 @@ from hybrid_strategy.checkpoint.pieces import Piece, key_path, model_key, optimi
 from hybrid_strategy.checkpoint.saving import SaveOptions, save_checkpoint
 from hybrid_strategy.errors import CheckpointError
 from hybrid_strategy.spec.shard import ShardSpec, even_chunk
-from tests.support.ranks import run_ranks
 
 SHAPES = {
     "net.embed.weight": ((7, 5), torch.float32),
@@ -63,7 +63,7 @@ def block(shape: tuple[int, ...], layout: str, rank: int, size: int, key: str) -
         names = sorted(SHAPES)
         name = next(name for name in names if name in key)
         return (offsets, sizes, True) if names.index(name) % size == rank else None
-    if layout == "zero1" and key.startswith("model.") or layout == "replicated" or not shape:
+    if (layout == "zero1" and key.startswith("model.")) or layout == "replicated" or not shape:
         return offsets, sizes, rank == 0
     if layout == "grid":
         offsets[0], sizes[0] = even_chunk(shape[0], 2, rank // 2)

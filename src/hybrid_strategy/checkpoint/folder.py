@@ -113,10 +113,16 @@ def remove_checkpoint(path: Path) -> None:
 
 def remove_unfinished(folder: Path) -> list[str]:
     """Removes what interrupted saves and removals left in `folder`; only while nothing is being saved there."""
-    left = [each for each in folder.iterdir() if _PARTIAL in each.name or _REMOVED in each.name] if folder.is_dir() else []
+    left = unfinished(folder)
     for each in left:
         remove_folder(each)
-    return sorted(each.name for each in left)
+    return [each.name for each in left]
+
+
+def unfinished(folder: Path) -> list[Path]:
+    """What interrupted saves and removals left in `folder`."""
+    entries = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [each for each in entries if _PARTIAL in each.name or _REMOVED in each.name]
 
 
 def remove_folder(path: Path) -> None:
