@@ -1,0 +1,84 @@
+"""What a DataLoader becomes when it knows the mesh: its own class, with the position of the run and random numbers apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from hybrid_strategy.data.order import MAIN_PROCESS, RandomStreams, random_key
+from hybrid_strategy.data.position import MeshPosition
+from hybrid_strategy.data.stream import MeshStream, StreamIterator
+
+
+class MeshLoader(DataLoader[Any]):
+    """What a converted loader is beside its own class.
+
+    Attributes:
+        mesh: the position and the rows of each batch. Reach it here: `batch_sampler` may be wrapped by others.
+        mesh_source: the user's loader.
+        mesh_settings: data-parallel size and rank, seed, batch multiplier.
+    """
+
+    mesh: MeshPosition
+    mesh_source: DataLoader[Any]
+    mesh_settings: tuple[int, int, int, int]
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        if self.num_workers > 0:
+            return self._unpacked(super().__iter__())
+        # Datasets that draw random numbers in this process must not depend on what the model drew on this rank.
+        key = random_key(MAIN_PROCESS, self.mesh.seed, self.mesh.epoch, self.mesh.worker_stream, self.mesh.first_batch)
+        streams = RandomStreams(key)
+        with streams:
+            inner = super().__iter__()
+        return _ApartIterator(self._unpacked(inner), streams)
+
+    def _unpacked(self, inner: Iterator[Any]) -> Iterator[Any]:
+        return StreamIterator(inner, self.mesh) if isinstance(self.mesh, MeshStream) else inner
+
+    def __len__(self) -> int:
+        return len(self.mesh)
+
+
+class _ApartIterator:
+    """An iterator whose random numbers come from `streams`."""
+
+    def __init__(self, inner: Iterator[Any], streams: RandomStreams) -> None:
+        self._inner, self._streams = inner, streams
+
+    def __iter__(self) -> _ApartIterator:
+        return self
+
+    def __next__(self) -> Any:
+        with self._streams:
+            return next(self._inner)
+
+
+class _StatefulLoader:
+    """The outermost part of a converted loader: Lightning saves and restores the position through these two methods.
+
+    They stand before methods of the same name in the user's class, whose position would be a second one.
+    """
+
+    mesh: MeshPosition
+
+    def state_dict(self) -> dict[str, int]:
+        """The position after the batches that the trainer has finished (`mesh.batches_done`); the same on all ranks."""
+        return self.mesh.state_dict()
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """The next iteration begins there."""
+        self.mesh.load_state_dict(state)
+
+
+@cache
+def mesh_class(loader_class: type[Any]) -> type[Any]:
+    """`loader_class` with `MeshLoader` right above `DataLoader`, so that its own overrides see the batches they know."""
+    if issubclass(MeshLoader, loader_class):
+        bases: tuple[type, ...] = (_StatefulLoader, MeshLoader)
+    else:
+        bases = (_StatefulLoader, loader_class, MeshLoader)
+    return type(f"Mesh{loader_class.__name__}", bases, {"__module__": loader_class.__module__, "__doc__": loader_class.__doc__})

@@ -1,0 +1,127 @@
+"""Where a run stands in its data: an epoch and the number of its samples that the whole run has consumed.
+
+A DataLoader reads ahead, so what a sampler has handed out says nothing about what was trained on. The position is therefore
+told by the trainer (`batches_done`), and it counts samples of the run, not batches of a rank, so that it survives another
+data-parallel size or batch size.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hybrid_strategy.data.order import WORKERS, random_key
+from hybrid_strategy.errors import DataError, message
+
+
+class MeshPosition(ABC):
+    """What every mesh-aware source of batches can do.
+
+    Batches are counted from 0 at the start of an epoch. After `resume(epoch, consumed_samples, batches_done)` the next
+    iteration begins with batch `batches_done`, and `len()` counts the `batches_done` batches of before too: this is how
+    Lightning counts after a restart in the middle of an epoch.
+
+    Attributes:
+        epoch: the epoch that the next iteration reads.
+        first_sample: samples of this epoch that were consumed before the next iteration.
+        first_batch: the number of the next iteration's first batch.
+        batches_done: batches of this epoch that the trainer has finished. Set by the trainer, read by `state_dict()`.
+        seed: the run's seed.
+        worker_stream: ranks with the same number here draw the same random numbers while they load.
+        worker_generator: where a DataLoader draws its workers' seeds from: the same on all ranks that read the same samples.
+    """
+
+    def __init__(self, data_parallel_size: int, data_parallel_rank: int, seed: int, worker_stream: int) -> None:
+        if not 0 <= data_parallel_rank < data_parallel_size:
+            numbers = f"data_parallel_size is {data_parallel_size}"
+            rule = "it must lie in [0, data_parallel_size)"
+            raise DataError(message("data_parallel_rank", data_parallel_rank, rule, numbers, "Set a rank of the axis"))
+        self.data_parallel_size, self.data_parallel_rank, self.seed = data_parallel_size, data_parallel_rank, seed
+        self.worker_generator = torch.Generator()
+        self._extra_seed = 0
+        self.worker_stream = worker_stream
+        self._go_to(0, 0, 0)
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Batches of this epoch on each rank, those before a resumption included."""
+
+    @abstractmethod
+    def rows_of(self, batch_index: int) -> int:
+        """How many rows of that batch are real on this rank; 0: the batch is one row of padding, to be weighed by zero."""
+
+    @abstractmethod
+    def global_rows_of(self, batch_index: int) -> int | None:
+        """How many rows all data-parallel ranks together have at that step; None: unknown here, to be summed over the ranks."""
+
+    @abstractmethod
+    def consumed_after(self, batches_done: int) -> int:
+        """Samples of this epoch that the whole run has consumed once the batches before `batches_done` are finished."""
+
+    @property
+    def sampler(self) -> MeshPosition:
+        """Itself: Lightning sets the epoch on `batch_sampler.sampler`, not on `batch_sampler`."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Another epoch begins at its first sample; the epoch at hand keeps its position."""
+        if epoch != self.epoch:
+            self._go_to(epoch, 0, 0)
+
+    def resume(self, epoch: int, consumed_samples: int, batches_done: int = 0) -> None:
+        """The next iteration yields those samples of `epoch` that come after the first `consumed_samples`.
+
+        Call it before the loader is iterated: workers read ahead at once. An epoch that is consumed to its end is followed by
+        the next one.
+
+        Args:
+            epoch: the epoch that was interrupted.
+            consumed_samples: samples of it that the whole run has consumed.
+            batches_done: what the trainer counts as finished batches of it, whatever their size was.
+
+        Raises:
+            DataError: the epoch does not have that many samples.
+        """
+        self._go_to(epoch, consumed_samples, batches_done)
+        if consumed_samples and self._at_end():
+            self._go_to(epoch + 1, 0, 0)
+
+    def state_dict(self, batches_done: int | None = None) -> dict[str, int]:
+        """The position once `batches_done` batches (default: those the trainer has finished) are done; the same on all ranks."""
+        done = self.batches_done if batches_done is None else batches_done
+        return {"epoch": self.epoch, "consumed_samples": self.consumed_after(done), "batches_done": done}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resumes where `state` was taken."""
+        self.resume(int(state["epoch"]), int(state["consumed_samples"]), int(state.get("batches_done", 0)))
+
+    def mix_seed(self, number: int) -> None:
+        """The random numbers drawn while loading depend on `number` too; the order of the samples does not."""
+        self._extra_seed = number
+        self._go_to(self.epoch, self.first_sample, self.first_batch)
+
+    def _go_to(self, epoch: int, first_sample: int, first_batch: int) -> None:
+        self.epoch, self.first_sample, self.first_batch, self.batches_done = epoch, first_sample, first_batch, first_batch
+        key = random_key(WORKERS, self.seed, epoch, self.worker_stream, self._extra_seed)
+        self.worker_generator.manual_seed(key)
+        self._check_position()
+
+    def _at_end(self) -> bool:
+        """Is nothing left of this epoch?"""
+        return len(self) == self.first_batch
+
+    def _check_position(self) -> None:
+        """Raises DataError where the epoch does not have `first_sample` samples."""
+        if self.first_sample < 0:
+            raise DataError(message("consumed_samples", self.first_sample, "it must not be negative", "", "Set 0 or more"))
+
+    def _check_size(self, size: int) -> None:
+        if self.first_sample > size:
+            numbers = f"Epoch {self.epoch} has {size} samples"
+            rule = "it must lie within the epoch"
+            raise DataError(
+                message("consumed_samples", self.first_sample, rule, numbers, "Resume with the data of the saved run")
+            )

@@ -1,0 +1,131 @@
+"""Batch samplers that know the mesh: data-parallel ranks read disjoint samples, their tensor and pipeline peers the same ones.
+
+Step `i` of an epoch consumes the block `order[i*B*dp : (i+1)*B*dp]`; data-parallel rank `r` takes its contiguous sub-block
+`r*B .. (r+1)*B`. So one process with batch size `B*dp` sees the same samples at every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch.utils.data import Sampler
+
+from hybrid_strategy.data.order import Indices, KeyedOrder, Order, SampledOrder, as_list
+from hybrid_strategy.data.position import MeshPosition
+from hybrid_strategy.errors import DataError, message
+
+
+def share_of(rows: int, parts: int, index: int) -> tuple[int, int]:
+    """Start and size of the part `index` when `rows` rows are split over `parts`: contiguous, sizes differ by at most 1.
+
+    >>> [share_of(8, 2, i) for i in range(2)], [share_of(5, 3, i) for i in range(3)]
+    ([(0, 4), (4, 4)], [(0, 2), (2, 2), (4, 1)])
+    """
+    base, extra = divmod(rows, parts)
+    return index * base + min(index, extra), base + (index < extra)
+
+
+class MeshBatchSampler(MeshPosition, Sampler[list[Any]]):
+    """Batches of one data-parallel rank, for `DataLoader(batch_sampler=...)`; the order is a function of (seed, epoch).
+
+    The last, shorter block of an epoch is split over the ranks as evenly as possible: nothing is dropped (unless `drop_last`)
+    and nothing repeated. Where fewer rows than ranks remain, a rank without a row yields one row of padding (the block's
+    first), so that all ranks take the same number of steps; `rows_of` is 0 there.
+
+    Args:
+        source: how many samples there are, a sampler of the user's own (any iterable of indices), or an `Order`.
+        batch_size: rows that one rank consumes at once.
+        data_parallel_size: how many ranks share the samples.
+        data_parallel_rank: which of them this is.
+        shuffle: permute the source anew each epoch.
+        seed: the run's seed.
+        drop_last: leave out the last block of an epoch where it is shorter.
+
+    Raises:
+        DataError: no samples, or none left after `drop_last`.
+    """
+
+    def __init__(
+        self,
+        source: int | Iterable[Any] | Order,
+        batch_size: int,
+        data_parallel_size: int,
+        data_parallel_rank: int,
+        *,
+        shuffle: bool,
+        seed: int,
+        drop_last: bool = False,
+    ) -> None:
+        if batch_size < 1:
+            raise DataError(message("batch_size", batch_size, "it must be positive", "", "Set 1 or more"))
+        self.batch_size, self.drop_last = batch_size, drop_last
+        self.block_size = batch_size * data_parallel_size
+        self._order = _order_of(source, seed, shuffle)
+        super().__init__(data_parallel_size, data_parallel_rank, seed, worker_stream=data_parallel_rank)
+        self._check_not_empty()
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        # The position is read here and not at the first `next`: with and without workers an iterator belongs to one epoch.
+        return self._batches(self._order.indices(self.epoch), self.first_sample, self._blocks_left)
+
+    def _batches(self, order: Indices, first_sample: int, blocks: int) -> Iterator[list[Any]]:
+        for block in range(blocks):
+            start = first_sample + block * self.block_size
+            rows = min(self.block_size, len(order) - start)
+            offset, size = share_of(rows, self.data_parallel_size, self.data_parallel_rank)
+            yield as_list(order[start + offset : start + offset + size] if size else order[start : start + 1])
+
+    def __len__(self) -> int:
+        return self.first_batch + self._blocks_left
+
+    def rows_of(self, batch_index: int) -> int:
+        return share_of(self.global_rows_of(batch_index), self.data_parallel_size, self.data_parallel_rank)[1]
+
+    def global_rows_of(self, batch_index: int) -> int:
+        blocks = self._blocks_left
+        # a loader that is shorter than its neighbours is read again from its start: numbers go on counting there
+        block = (batch_index - self.first_batch) % blocks if blocks else 0
+        return min(self.block_size, self._samples_left - block * self.block_size)
+
+    def consumed_after(self, batches_done: int) -> int:
+        consumed = max(0, batches_done - self.first_batch) * self.block_size
+        return self.first_sample + min(consumed, self._samples_left)
+
+    @property
+    def _samples_left(self) -> int:
+        return self._order.size(self.epoch) - self.first_sample
+
+    @property
+    def _blocks_left(self) -> int:
+        whole, rest = divmod(self._samples_left, self.block_size)
+        return whole + (rest > 0 and not self.drop_last)
+
+    def _check_position(self) -> None:
+        super()._check_position()
+        if self.first_sample:
+            self._check_size(self._order.size(self.epoch))
+
+    def _check_not_empty(self) -> None:
+        size = self._order.size(self.epoch)
+        if size == 0:
+            raise DataError(message("len(dataset)", 0, "there must be at least one sample", "", "Give data that is not empty"))
+        if self._blocks_left == 0:
+            numbers = f"batch_size {self.batch_size} x data_parallel_size {self.data_parallel_size} = {self.block_size} rows"
+            rule = "with drop_last it must fill one step"
+            raise DataError(message("len(dataset)", size, rule, numbers, "Set a smaller batch_size or drop_last=False"))
+
+
+def _order_of(source: int | Iterable[Any] | Order, seed: int, shuffle: bool) -> Order:
+    if isinstance(source, int):
+        return KeyedOrder(source, shuffle, seed)
+    if isinstance(source, Iterable):
+        return SampledOrder(source, seed, shuffle)
+    return source
+
+
+class MeshItemSampler(MeshBatchSampler):
+    """One index at a time instead of a list of one: for a loader with `batch_size=None`, where an item is a whole batch."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return (batch[0] for batch in super().__iter__())
