@@ -13,6 +13,7 @@ from hybrid_strategy.planning.batches import batch_refusal
 from hybrid_strategy.planning.choices import alone, divisors, nearest, nearest_multiples, one_of, together
 from hybrid_strategy.planning.limits import not_yet
 from hybrid_strategy.planning.refusals import check_whole, raise_if
+from hybrid_strategy.planning.table_file import SUFFIX, file_schedule
 from hybrid_strategy.spec.batch import BatchSpec
 from hybrid_strategy.spec.layout import ACTIVATION_CHECKPOINTS, SHARDINGS, Layout
 from hybrid_strategy.spec.model_shape import ModelShape
@@ -27,7 +28,14 @@ _SHORT = {
 
 
 def find_schedule(name: str) -> Schedule:
-    """The schedule of this name, in any case; unknown names raise `ConfigError` with the nearest one."""
+    """The schedule of this name, in any case, or the table in the file of this name (`.csv`).
+
+    Raises:
+        ConfigError: there is no such schedule; the message has the nearest name.
+        LayoutError: the file has no right table.
+    """
+    if str(name).lower().endswith(SUFFIX):
+        return file_schedule(name)
     return cast(Schedule, registry.find("schedules", name, "schedule"))
 
 
