@@ -1,1 +1,1 @@
-"""Model families: one file each."""
+"""Model families: one file each, with its shape, units and tensor-parallel plan."""

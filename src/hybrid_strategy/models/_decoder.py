@@ -1,0 +1,31 @@
+"""What the decoder families share: how a parameter's initial values are drawn."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+INITIAL_STD = 0.02
+"""GPT-2's and Llama's standard deviation of weights."""
+
+
+def init_parameter(name: str, tensor: Tensor, generator: torch.Generator, num_layers: int, residual: tuple[str, ...]) -> None:
+    """Fills one whole parameter in place: ones for norms, zeros for biases, else normal values.
+
+    Matrices that write to the residual stream are scaled by 1/sqrt(2 num_layers), one for each of the 2 num_layers additions
+    (GPT-2 report, section 2.3).
+
+    Args:
+        residual: names of the layers that write to the residual stream.
+    """
+    owner, _, kind = name.rpartition(".")
+    with torch.no_grad():
+        if kind == "bias":
+            tensor.zero_()
+        elif tensor.dim() == 1:
+            tensor.fill_(1.0)
+        else:
+            scale = 1 / math.sqrt(2 * num_layers) if owner.rpartition(".")[2] in residual else 1.0
+            tensor.normal_(0.0, INITIAL_STD * scale, generator=generator)

@@ -1,0 +1,180 @@
+"""A sliced model does what the whole one does: loss, every gradient, weights after AdamW; with no collective too many."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.support.ranks import run_ranks
+from tests.support.tensor_models import Case, train
+from torch import nn
+from torch.distributed.tensor.debug import CommDebugMode
+
+from hybrid_strategy.parallel.tensor.apply import apply_tensor_parallel
+
+
+def sliced(case: Case, model: nn.Module, sequence_parallel: bool):
+    return apply_tensor_parallel(
+        model,
+        model.parallel_plan(),
+        group=dist.group.WORLD,
+        rank=dist.get_rank(),
+        size=dist.get_world_size(),
+        sequence_parallel=sequence_parallel,
+    )
+
+
+def check_parity(case: Case, sequence_parallel: bool, tolerance: float) -> None:
+    whole, model = case.build(), case.build()
+    shards = sliced(case, model, sequence_parallel)
+    assert set(shards) == {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    for name, parameter in whole.named_parameters():
+        assert torch.equal(shards[name].of(parameter), model.get_parameter(name)), name
+        assert shards[name].full_shape == tuple(parameter.shape)
+        assert shards[name].local_shape == tuple(model.get_parameter(name).shape)
+    expected, got = train(case, whole), train(case, model, shards)
+    torch.testing.assert_close(got.losses, expected.losses, rtol=tolerance, atol=tolerance)
+    for kind in ("gradients", "weights"):
+        for name, value in getattr(expected, kind).items():
+            close = torch.allclose(getattr(got, kind)[name], shards[name].of(value), rtol=tolerance, atol=tolerance)
+            assert close, f"{kind} of {name}: {getattr(got, kind)[name] - shards[name].of(value)}"
+
+
+EXACT = [
+    Case(),
+    Case(vocab=7),
+    Case(vocab=7, tied=True),
+    Case(vocab=8, tied=True),
+    Case("biased", vocab=7),
+    Case("biased", vocab=11, tied=True),
+]
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("case", EXACT, ids=lambda case: f"{case.model}-{case.vocab}-{'tied' if case.tied else 'untied'}")
+@pytest.mark.parametrize("size", [2, 4])
+def test_float64_is_exact(size: int, case: Case, sequence_parallel: bool) -> None:
+    run_ranks(check_parity, size, case, sequence_parallel, 1e-12)
+
+
+@pytest.mark.parametrize("optimizer", ["plain", "foreach", "fused"])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_float32_with_every_optimizer(optimizer: str, sequence_parallel: bool) -> None:
+    run_ranks(check_parity, 2, Case("biased", 11, dtype=torch.float32, optimizer=optimizer), sequence_parallel, 1e-5)
+
+
+def check_autocast(sequence_parallel: bool) -> None:
+    case = Case(dtype=torch.float32, autocast=True)
+    whole, model = case.build(), case.build()
+    shards = sliced(case, model, sequence_parallel)
+    expected, got = train(case, whole, steps=1), train(case, model, shards, steps=1)
+    assert got.losses[0].dtype == torch.float32
+    torch.testing.assert_close(got.losses, expected.losses, rtol=1e-2, atol=0)
+    for name, value in expected.gradients.items():
+        assert got.gradients[name].dtype == torch.float32
+        difference = (got.gradients[name] - shards[name].of(value)).norm() / value.norm()
+        assert difference < 0.05, (name, difference)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_autocast_bf16(sequence_parallel: bool) -> None:
+    run_ranks(check_autocast, 2, sequence_parallel)
+
+
+def count(layers_alone: bool, sequence_parallel: bool) -> dict[str, tuple[int, int]]:
+    """Collectives by name, of the forward and of the backward, of one layer or of the whole model with its loss."""
+    case = Case()
+    model = case.build()
+    sliced(case, model, sequence_parallel)
+    ids, labels = case.batch()
+    if layers_alone:
+        positions = torch.zeros(8, 4, dtype=torch.float64)
+        length = 8 // dist.get_world_size() if sequence_parallel else 8
+        hidden = torch.ones(3, length, 16, dtype=torch.float64, requires_grad=True)
+        forward = lambda: model.layers[0](hidden, positions, positions).sum()  # noqa: E731
+    else:
+        forward = lambda: torch.nn.functional.cross_entropy(model(ids).flatten(0, 1), labels.flatten())  # noqa: E731
+    with CommDebugMode() as first:
+        loss = forward()
+    with CommDebugMode() as second:
+        loss.backward()
+    kinds = {*first.get_comm_counts(), *second.get_comm_counts()}
+    return {str(kind).rpartition(".")[2]: (first.get_comm_counts()[kind], second.get_comm_counts()[kind]) for kind in kinds}
+
+
+def test_two_all_reduces_each_way_a_block() -> None:
+    assert run_ranks(count, 2, True, False)[0] == {"all_reduce": (2, 2)}
+
+
+def test_sequence_parallel_replaces_each_by_a_pair() -> None:
+    counted = run_ranks(count, 2, True, True)[0]
+    assert counted == {"all_gather_into_tensor": (2, 2), "reduce_scatter_tensor": (2, 2)}
+
+
+def test_whole_model_gathers_no_logits() -> None:
+    """Embedding, two blocks, head: the only gather is that of two numbers a row for the loss."""
+    assert run_ranks(count, 2, False, False)[0] == {"all_reduce": (5, 5), "all_gather_into_tensor": (1, 0)}
+
+
+def check_meta(case: Case) -> None:
+    real, model = case.build(), case.build().to("meta")
+    shards, meta_shards = sliced(case, real, False), sliced(case, model, False)
+    assert shards == meta_shards
+    for name, parameter in model.named_parameters():
+        assert parameter.is_meta
+        assert parameter.shape == real.get_parameter(name).shape
+
+
+def test_meta_parameters_become_smaller_meta_parameters() -> None:
+    run_ranks(check_meta, 2, Case("biased", tied=True))
+
+
+def check_storage_and_identity() -> None:
+    case = Case(tied=True)
+    model = case.build()
+    before = {name: id(each) for name, each in model.named_parameters()}
+    model.layers[0].mlp.up_proj.weight.requires_grad_(False)
+    shards = sliced(case, model, True)
+    assert before == {name: id(each) for name, each in model.named_parameters()}
+    assert model.lm_head.weight is model.embed_tokens.weight
+    assert shards["lm_head.weight"] == shards["embed_tokens.weight"]
+    assert not model.layers[0].mlp.up_proj.weight.requires_grad
+    for parameter in model.parameters():
+        assert parameter.untyped_storage().nbytes() == parameter.nbytes
+    assert isinstance(model.lm_head, nn.Linear)
+    assert (model.lm_head.out_features, model.layers[0].mlp.down_proj.in_features) == (32, 10)
+
+
+def test_keeps_ties_identity_and_frees_the_rest() -> None:
+    run_ranks(check_storage_and_identity, 2)
+
+
+def check_copy() -> None:
+    case = Case()
+    model = case.build()
+    sliced(case, model, True)
+    ids, _ = case.batch()
+    with torch.no_grad():
+        assert torch.equal(copy.deepcopy(model)(ids).argmax(-1), model(ids).argmax(-1))
+
+
+def test_a_copied_model_works() -> None:
+    run_ranks(check_copy, 2)
+
+
+def check_absent() -> None:
+    case = Case()
+    model = case.build()
+    model.embed_tokens, model.layers[1] = nn.Identity(), nn.Identity()
+    plan = model.parallel_plan()
+    shards = apply_tensor_parallel(
+        model, plan, group=dist.group.WORLD, rank=dist.get_rank(), size=2, absent={"embed_tokens", "layers.1"}
+    )
+    assert set(shards) == {name for name, _ in model.named_parameters()}
+    assert type(model.embed_tokens) is nn.Identity
+
+
+def test_a_pipeline_cut_may_have_removed_modules() -> None:
+    run_ranks(check_absent, 2)
