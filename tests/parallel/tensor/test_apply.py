@@ -7,10 +7,11 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from tests.support.collectives import CountCollectives
 from tests.support.ranks import run_ranks
 from tests.support.tensor_models import Case, train
 from torch import nn
-from torch.distributed.tensor.debug import CommDebugMode
 
 from hybrid_strategy.parallel.tensor.apply import apply_tensor_parallel
 
@@ -83,39 +84,36 @@ def test_autocast_bf16(sequence_parallel: bool) -> None:
     run_ranks(check_autocast, 2, sequence_parallel)
 
 
-def count(layers_alone: bool, sequence_parallel: bool) -> dict[str, tuple[int, int]]:
-    """Collectives by name, of the forward and of the backward, of one layer or of the whole model with its loss."""
+def count(layer_alone: bool, sequence_parallel: bool) -> tuple[dict[str, int], dict[str, int]]:
+    """Collectives of the forward and of the backward, of one layer or of the whole model with its loss."""
     case = Case()
     model = case.build()
     sliced(case, model, sequence_parallel)
     ids, labels = case.batch()
-    if layers_alone:
-        positions = torch.zeros(8, 4, dtype=torch.float64)
-        length = 8 // dist.get_world_size() if sequence_parallel else 8
-        hidden = torch.ones(3, length, 16, dtype=torch.float64, requires_grad=True)
-        forward = lambda: model.layers[0](hidden, positions, positions).sum()  # noqa: E731
-    else:
-        forward = lambda: torch.nn.functional.cross_entropy(model(ids).flatten(0, 1), labels.flatten())  # noqa: E731
-    with CommDebugMode() as first:
-        loss = forward()
-    with CommDebugMode() as second:
+    with CountCollectives() as forward:
+        if layer_alone:
+            angles = torch.zeros(8, 4, dtype=torch.float64)
+            length = 8 // dist.get_world_size() if sequence_parallel else 8
+            loss = model.layers[0](torch.ones(3, length, 16, dtype=torch.float64, requires_grad=True), angles, angles).sum()
+        else:
+            loss = F.cross_entropy(model(ids).flatten(0, 1), labels.flatten())
+    with CountCollectives() as backward:
         loss.backward()
-    kinds = {*first.get_comm_counts(), *second.get_comm_counts()}
-    return {str(kind).rpartition(".")[2]: (first.get_comm_counts()[kind], second.get_comm_counts()[kind]) for kind in kinds}
+    return dict(forward.counts), dict(backward.counts)
 
 
 def test_two_all_reduces_each_way_a_block() -> None:
-    assert run_ranks(count, 2, True, False)[0] == {"all_reduce": (2, 2)}
+    assert run_ranks(count, 2, True, False)[0] == ({"all_reduce": 2}, {"all_reduce": 2})
 
 
 def test_sequence_parallel_replaces_each_by_a_pair() -> None:
-    counted = run_ranks(count, 2, True, True)[0]
-    assert counted == {"all_gather_into_tensor": (2, 2), "reduce_scatter_tensor": (2, 2)}
+    pair = {"all_gather_into_tensor": 2, "reduce_scatter_tensor": 2}
+    assert run_ranks(count, 2, True, True)[0] == (pair, pair)
 
 
 def test_whole_model_gathers_no_logits() -> None:
-    """Embedding, two blocks, head: the only gather is that of two numbers a row for the loss."""
-    assert run_ranks(count, 2, False, False)[0] == {"all_reduce": (5, 5), "all_gather_into_tensor": (1, 0)}
+    """Two blocks, the embedding forward, the head backward; the only gather is that of two numbers a row for the loss."""
+    assert run_ranks(count, 2, False, False)[0] == ({"all_reduce": 5, "all_gather_into_tensor": 1}, {"all_reduce": 5})
 
 
 def check_meta(case: Case) -> None:
