@@ -1,1 +1,36 @@
-"""A PyTorch Lightning strategy for data, tensor, sequence and pipeline parallelism with a sharded optimizer."""
+"""A PyTorch Lightning strategy for data, tensor, sequence and pipeline parallelism with a sharded optimizer.
+
+Importing this package is cheap: torch and Lightning are imported when a name is used. It makes `Trainer(strategy="hybrid")` work.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hybrid_strategy import _registration
+
+if TYPE_CHECKING:
+    from hybrid_strategy.spec.layout import Layout
+    from hybrid_strategy.spec.parallel_plan import ParallelPlan
+    from hybrid_strategy.strategy.hybrid import HybridParallelStrategy
+
+__version__ = "0.1.0"
+
+__all__ = ["HybridParallelStrategy", "Layout", "ParallelPlan", "__version__"]
+
+_HOMES = {
+    "HybridParallelStrategy": "hybrid_strategy.strategy.hybrid",
+    "Layout": "hybrid_strategy.spec.layout",
+    "ParallelPlan": "hybrid_strategy.spec.parallel_plan",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+_registration.register_when_lightning_is_imported()

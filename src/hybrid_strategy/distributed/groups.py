@@ -1,0 +1,83 @@
+"""The mesh of a run and the process groups of one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from hybrid_strategy.spec.layout import MESH_AXES, Coordinate, Layout
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Where this rank stands and whom it talks to; a group is `None` where its axis has size 1.
+
+    Attributes:
+        upward: pipeline group for messages to a higher pipeline rank, `downward` for those to a lower one. Two groups, so that on
+            a backend that keeps the order of messages between two ranks (NCCL) a send never waits behind a receive.
+        control: pipeline group on gloo, for the shapes of messages seen for the first time.
+    """
+
+    layout: Layout
+    rank: int
+    coordinate: Coordinate
+    mesh: DeviceMesh
+    tensor: dist.ProcessGroup | None
+    data: dist.ProcessGroup | None
+    shard: dist.ProcessGroup | None
+    replicate: dist.ProcessGroup | None
+    upward: dist.ProcessGroup | None
+    downward: dist.ProcessGroup | None
+    control: dist.ProcessGroup | None
+
+    @property
+    def is_last_pipeline_rank(self) -> bool:
+        return self.coordinate.pipeline_parallel == self.layout.pipeline_parallel_size - 1
+
+
+def build_mesh(layout: Layout, device_type: str) -> DeviceMesh:
+    """The mesh over `MESH_AXES`, with `data_parallel` as the flattened pair of replicate and shard."""
+    mesh = init_device_mesh(device_type, layout.axis_sizes, mesh_dim_names=MESH_AXES)
+    mesh["data_parallel_replicate", "data_parallel_shard"]._flatten("data_parallel")
+    return mesh
+
+
+def build_groups(layout: Layout, device: torch.device) -> Groups:
+    """Makes the mesh and the groups; a collective call of all ranks."""
+    mesh = build_mesh(layout, device.type)
+    rank = dist.get_rank()
+
+    def group(axis: str) -> dist.ProcessGroup | None:
+        return mesh[axis].get_group() if mesh[axis].size() > 1 else None
+
+    upward = group("pipeline_parallel")
+    downward, control = _more_pipeline_groups(layout, upward)
+    return Groups(
+        layout=layout,
+        rank=rank,
+        coordinate=layout.coordinate(rank),
+        mesh=mesh,
+        tensor=group("tensor_parallel"),
+        data=group("data_parallel"),
+        shard=group("data_parallel_shard"),
+        replicate=group("data_parallel_replicate"),
+        upward=upward,
+        downward=downward,
+        control=control,
+    )
+
+
+def _more_pipeline_groups(
+    layout: Layout, upward: dist.ProcessGroup | None
+) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
+    """The groups `downward` and `control`. gloo matches messages by tag, so there one group serves all three."""
+    if upward is None or dist.get_backend(upward) == "gloo":
+        return upward, upward
+    columns = layout.world_size // layout.pipeline_parallel_size
+    members = [list(range(column, layout.world_size, columns)) for column in range(columns)]
+    downward, _ = dist.new_subgroups_by_enumeration(members)
+    control, _ = dist.new_subgroups_by_enumeration(members, backend="gloo")
+    return downward, control

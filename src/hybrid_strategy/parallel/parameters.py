@@ -1,0 +1,73 @@
+"""The parameters of a module as slots: a name, the places it stands in, and the piece of it this rank holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from hybrid_strategy.spec.shard import ShardSpec
+
+
+@dataclass
+class Slot:
+    """One parameter of this rank.
+
+    Attributes:
+        name: its name in the un-split module.
+        places: every (module, attribute) it stands in; more than one where it is shared.
+        parameter: what the module computes with: this rank's tensor-parallel piece.
+        spec: where `parameter` lies in the whole. Its `owner` leaves data parallelism out.
+        shard_spec: what the optimizer holds: `spec` narrowed by the sharding, with the final `owner`.
+        replicated_over_pipeline: it stands outside of the pipeline's stages, so every pipeline rank holds it and its gradient
+            is the sum over them.
+    """
+
+    name: str
+    places: list[tuple[nn.Module, str]]
+    parameter: nn.Parameter
+    spec: ShardSpec
+    replicated_over_pipeline: bool = False
+    shard_spec: ShardSpec = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shard_spec = self.spec
+
+    def put(self, parameter: nn.Parameter) -> None:
+        """Makes the module compute with `parameter` in every place."""
+        for module, attribute in self.places:
+            module._parameters[attribute] = parameter
+
+    def narrow_spec(self, start: int, size: int, owner: bool) -> None:
+        """Records that the optimizer holds rows `start .. start + size` of `parameter` (dimension 0)."""
+        offsets = (self.spec.offsets[0] + start, *self.spec.offsets[1:])
+        self.shard_spec = replace(self.spec, offsets=offsets, sizes=(size, *self.spec.sizes[1:]), owner=owner)
+
+
+def collect_slots(module: nn.Module, describe: Callable[[str, Tensor], ShardSpec], shared: Collection[str]) -> list[Slot]:
+    """Slots of all parameters of `module`, in their order, each parameter once however often it is shared.
+
+    Args:
+        module: the LightningModule (its names are the checkpoint's names).
+        describe: the spec of a parameter by name.
+        shared: names of parameters outside of the pipeline's stages.
+    """
+    slots: dict[int, Slot] = {}
+    for prefix, owner in module.named_modules(remove_duplicate=True):
+        for attribute, parameter in owner._parameters.items():
+            if parameter is None:
+                continue
+            name = f"{prefix}.{attribute}" if prefix else attribute
+            if id(parameter) in slots:
+                slots[id(parameter)].places.append((owner, attribute))
+            else:
+                slots[id(parameter)] = Slot(name, [(owner, attribute)], parameter, describe(name, parameter), name in shared)
+    return list(slots.values())
+
+
+def fill(target: Tensor, whole: Tensor, spec: ShardSpec) -> None:
+    """Copies a rank's piece of `whole` into `target`."""
+    with torch.no_grad():
+        target.copy_(whole[spec.slices])

@@ -1,0 +1,134 @@
+"""ZeRO 1 and 2 (arXiv:1910.02054): whole parameters stay on every rank, gradients are reduce-scattered and whole parameters
+all-gathered once an optimizer step, however many micro-batches it has; the optimizer updates this rank's rows only.
+
+The optimizer's parameter is a view of this rank's rows of the whole one, so it costs no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hybrid_strategy.distributed.coalesced import all_reduce_coalesced, buckets
+from hybrid_strategy.distributed.groups import Groups
+from hybrid_strategy.parallel.parameters import Slot
+from hybrid_strategy.parallel.sharding._base import (
+    Presence,
+    Sharding,
+    accumulated,
+    materialise_whole,
+    owned_once,
+    scaled,
+    sum_over,
+    sum_partial,
+)
+from hybrid_strategy.parallel.sharding._flat import FlatLayout, all_gather, reduce_scatter
+from hybrid_strategy.spec.shard import even_chunk
+
+
+class RowSharding(Sharding):
+    """The optimizer owns rows (dimension 0) of every parameter; a parameter without a dimension stays whole.
+
+    Args:
+        free_early: give a bucket's whole gradients back as soon as it is reduced (ZeRO-2), else after all are (ZeRO-1).
+    """
+
+    def __init__(self, slots: Sequence[Slot], groups: Groups, device: torch.device, free_early: bool) -> None:
+        super().__init__(slots, groups, device)
+        self._free_early = free_early
+        self._parts = groups.layout.shard_size
+        self._index = groups.coordinate.data_parallel_shard
+        self._rows: dict[str, nn.Parameter] = {}
+        self._window: list[Tensor | None] = [None] * len(self.slots)
+        self._stale = False
+        for slot in self.slots:
+            if slot.spec.sizes:
+                start, size = even_chunk(slot.spec.sizes[0], self._parts, self._index)
+                slot.narrow_spec(start, size, slot.spec.owner and groups.coordinate.data_parallel_replicate == 0)
+            else:
+                owned_once(slot, groups.coordinate.data_parallel == 0)
+
+    def optimizer_parameter(self, slot: Slot) -> nn.Parameter:
+        return self._rows.get(slot.name, slot.parameter)
+
+    def materialise(self, slot: Slot, whole: Tensor) -> None:
+        materialise_whole(slot, whole, self.device)
+
+    def attach(self) -> None:
+        for slot in self.slots:
+            if slot.spec.sizes:
+                slot.parameter.data = slot.parameter.data.contiguous()
+                start, size = even_chunk(slot.spec.sizes[0], self._parts, self._index)
+                rows = slot.parameter.data.narrow(0, start, size)
+                self._rows[slot.name] = nn.Parameter(rows, requires_grad=slot.parameter.requires_grad)
+        self.end()
+
+    def mark_changed(self) -> None:
+        self._stale = True
+
+    def begin(self) -> None:
+        if self._stale:
+            self._gather()
+        for slot in self.slots:
+            slot.parameter.requires_grad_(self.optimizer_parameter(slot).requires_grad)
+            slot.put(slot.parameter)
+
+    def end(self) -> None:
+        for slot in self.slots:
+            slot.put(self.optimizer_parameter(slot))
+
+    def take(self) -> None:
+        self._fresh = [slot.parameter.grad for slot in self.slots]
+        for slot in self.slots:
+            slot.parameter.grad = None
+
+    def hand_over(self, scale: float) -> None:
+        self._window = accumulated(self._window, scaled(self._fresh, scale))
+        self._fresh = []
+
+    def reduce(self) -> None:
+        chosen = [index for index, slot in enumerate(self.slots) if self.optimizer_parameter(slot).requires_grad]
+        slots = [self.slots[index] for index in chosen]
+        gradients = sum_partial(slots, [self._window[index] for index in chosen], self.groups)
+        self._window = [None] * len(self.slots)
+        self._reduce_scalars(slots, gradients)
+        rows = [index for index, slot in enumerate(slots) if slot.spec.sizes]
+        presence = Presence([gradients[index] for index in rows], self.groups.data, self.device)
+        absent = {rows[index] for index in presence.absent_everywhere()}
+        for bucket in buckets([slots[index].parameter for index in rows]):
+            self._reduce_bucket(slots, [rows[index] for index in bucket], gradients, absent)
+
+    def _reduce_scalars(self, slots: list[Slot], gradients: list[Tensor | None]) -> None:
+        """Parameters without a dimension are not sharded: their gradients are all-reduced."""
+        chosen = [index for index, slot in enumerate(slots) if not slot.spec.sizes]
+        summed = sum_over([slots[i] for i in chosen], [gradients[i] for i in chosen], self.groups.data)
+        for index, gradient in zip(chosen, summed, strict=True):
+            slots[index].parameter.grad = gradient
+
+    def _reduce_bucket(self, slots: list[Slot], bucket: list[int], gradients: list[Tensor | None], absent: set[int]) -> None:
+        parameters = [slots[index].parameter for index in bucket]
+        layout = FlatLayout(tuple(tuple(each.shape) for each in parameters), self._parts)
+        whole = [gradients[i] if gradients[i] is not None else torch.zeros_like(slots[i].parameter) for i in bucket]
+        buffer = layout.pack([each for each in whole if each is not None])
+        del whole
+        if self._free_early:
+            for index in bucket:
+                gradients[index] = None
+        block = reduce_scatter(buffer, self.groups.shard) if self.groups.shard is not None else buffer[0]
+        all_reduce_coalesced([block], self.groups.replicate)
+        for index, piece in zip(bucket, layout.shards(block, self._index), strict=True):
+            self._rows[slots[index].name].grad = None if index in absent else piece
+
+    def _gather(self) -> None:
+        """Completes the whole parameters from every rank's rows."""
+        self._stale = False
+        if self.groups.shard is None:
+            return
+        slots = [slot for slot in self.slots if slot.spec.sizes]
+        for bucket in buckets([slot.parameter for slot in slots]):
+            parameters = [slots[index].parameter.data for index in bucket]
+            layout = FlatLayout(tuple(tuple(each.shape) for each in parameters), self._parts)
+            block = layout.pack_shards([self._rows[slots[index].name].data for index in bucket])
+            layout.unpack(all_gather(block, self._parts, self.groups.shard), parameters)

@@ -1,0 +1,237 @@
+"""`zero3`: parameters are split too (arXiv:1910.02054, section 5.3). A unit is gathered just before it computes and given back
+right after, in forward and again in backward; its gradient is reduce-scattered as soon as its backward is over.
+
+Whole parameters are tensors without memory between uses: what autograd has saved of them is valid again once they are refilled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hybrid_strategy.distributed.coalesced import all_reduce_coalesced
+from hybrid_strategy.distributed.groups import Groups
+from hybrid_strategy.parallel.parameters import Slot, fill
+from hybrid_strategy.parallel.sharding._base import (
+    Presence,
+    Sharding,
+    accumulated,
+    owned_once,
+    scaled,
+    sum_partial,
+)
+from hybrid_strategy.parallel.sharding._flat import FlatLayout, all_gather, reduce_scatter
+from hybrid_strategy.parallel.trees import iterate_tensors
+from hybrid_strategy.spec.shard import even_chunk
+
+
+class _Unit:
+    """Parameters that are gathered together."""
+
+    def __init__(self, slots: list[Slot], rows: dict[str, nn.Parameter], groups: Groups) -> None:
+        self.slots, self._rows, self._groups = slots, rows, groups
+        self._parts, self._index = groups.layout.shard_size, groups.coordinate.data_parallel_shard
+        self._layout = FlatLayout(tuple(slot.spec.sizes for slot in slots), self._parts)
+        self.resident = False
+
+    def gather(self) -> None:
+        if self.resident or not self.slots:
+            return
+        self.resident = True
+        tensors = []
+        for slot in self.slots:
+            slot.parameter.untyped_storage().resize_(slot.parameter.numel() * slot.parameter.element_size())
+            tensors.append(slot.parameter.data)
+        block = self._layout.pack_shards([self._rows[slot.name].data for slot in self.slots])
+        group = self._groups.shard
+        buffer = block.unsqueeze(0) if group is None else all_gather(block, self._parts, group)
+        self._layout.unpack(buffer, tensors)
+
+    def free(self) -> None:
+        if self.resident:
+            self.resident = False
+            for slot in self.slots:
+                slot.parameter.untyped_storage().resize_(0)
+
+    def scatter_gradients(self) -> dict[str, Tensor]:
+        """Reduce-scatters the whole gradients of one backward pass; returns rows for the parameters that take part."""
+        slots = [slot for slot in self.slots if self._rows[slot.name].requires_grad]
+        if not slots:
+            return {}
+        whole = [
+            torch.zeros(slot.spec.sizes, dtype=slot.parameter.dtype, device=slot.parameter.device)
+            if slot.parameter.grad is None
+            else slot.parameter.grad
+            for slot in slots
+        ]
+        for slot in slots:
+            slot.parameter.grad = None
+        layout = FlatLayout(tuple(slot.spec.sizes for slot in slots), self._parts)
+        buffer = layout.pack(whole)
+        block = buffer[0] if self._groups.shard is None else reduce_scatter(buffer, self._groups.shard)
+        return {slot.name: piece for slot, piece in zip(slots, layout.shards(block, self._index), strict=True)}
+
+
+class UnitSharding(Sharding):
+    """Every parameter is split by rows (dimension 0); `units` are the modules gathered together, the rest is one more unit."""
+
+    def __init__(self, slots: Sequence[Slot], groups: Groups, device: torch.device, units: Sequence[nn.Module]) -> None:
+        super().__init__(slots, groups, device)
+        self._modules = list(units)
+        self._rows: dict[str, nn.Parameter] = {}
+        self._fresh_rows: dict[str, Tensor] = {}
+        self._touched: set[str] = set()
+        self._window: list[Tensor | None] = []
+        self._backward_unit: _Unit | None = None
+        self._active = False
+        for slot in self.slots:
+            self._narrow(slot)
+
+    def _narrow(self, slot: Slot) -> None:
+        coordinate = self.groups.coordinate
+        if slot.spec.sizes:
+            start, size = even_chunk(slot.spec.sizes[0], self.groups.layout.shard_size, coordinate.data_parallel_shard)
+            slot.narrow_spec(start, size, slot.spec.owner and coordinate.data_parallel_replicate == 0)
+        else:
+            owned_once(slot, coordinate.data_parallel == 0)
+
+    def optimizer_parameter(self, slot: Slot) -> nn.Parameter:
+        return self._rows.get(slot.name, slot.parameter)
+
+    def materialise(self, slot: Slot, whole: Tensor) -> None:
+        rows = torch.empty(slot.shard_spec.sizes, dtype=whole.dtype, device=self.device)
+        fill(rows, whole, slot.shard_spec)
+        self._hold_rows(slot, rows)
+
+    def _hold_rows(self, slot: Slot, rows: Tensor) -> None:
+        """Keeps `rows` for the optimizer; the whole parameter becomes a tensor without memory."""
+        trainable = slot.parameter.requires_grad
+        if not slot.spec.sizes:
+            slot.parameter = nn.Parameter(rows, requires_grad=trainable)
+            return
+        self._rows[slot.name] = nn.Parameter(rows, requires_grad=trainable)
+        slot.parameter = nn.Parameter(torch.empty(slot.spec.sizes, dtype=rows.dtype, device=self.device), requires_grad=trainable)
+        slot.parameter.untyped_storage().resize_(0)
+
+    def attach(self) -> None:
+        for slot in self.slots:
+            if slot.spec.sizes and slot.name not in self._rows:
+                start, size = even_chunk(
+                    slot.spec.sizes[0], self.groups.layout.shard_size, self.groups.coordinate.data_parallel_shard
+                )
+                self._hold_rows(slot, slot.parameter.data.narrow(0, start, size).clone())
+        self._units = self._make_units()
+        self.end()
+
+    def _make_units(self) -> list[_Unit]:
+        """Units in the order of the modules; what belongs to none comes last and stays gathered during a step."""
+        rest = {slot.name: slot for slot in self.slots if slot.spec.sizes}
+        units = []
+        for module in self._modules:
+            inside = {id(each) for each in module.modules()}
+            slots = [slot for slot in rest.values() if id(slot.places[0][0]) in inside and len(slot.places) == 1]
+            for slot in slots:
+                del rest[slot.name]
+            unit = _Unit(slots, self._rows, self.groups)
+            module.forward = self._around(unit, module.forward)  # type: ignore[method-assign]
+            units.append(unit)
+        return [*units, _Unit(list(rest.values()), self._rows, self.groups)]
+
+    def _around(self, unit: _Unit, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def gathered_forward(*args: Any, **kwargs: Any) -> Any:
+            if not self._active:
+                return forward(*args, **kwargs)
+            unit.gather()
+            output = forward(*args, **kwargs)
+            if self._backward_unit is not unit:
+                unit.free()
+            for tensor in iterate_tensors(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(lambda _: self._enter_backward(unit))
+            return output
+
+        return gathered_forward
+
+    def _enter_backward(self, unit: _Unit) -> None:
+        """Called when the gradient of a unit's output is there: the unit after it is done, this one is needed."""
+        if self._backward_unit is not unit:
+            self._finish_backward()
+            self._backward_unit = unit
+        unit.gather()
+
+    def _finish_backward(self) -> None:
+        unit, self._backward_unit = self._backward_unit, None
+        if unit is not None:
+            self._scatter(unit)
+            unit.free()
+
+    def _scatter(self, unit: _Unit) -> None:
+        self._touched.update(slot.name for slot in unit.slots if slot.parameter.grad is not None)
+        for name, piece in unit.scatter_gradients().items():
+            if name in self._fresh_rows:
+                self._fresh_rows[name].add_(piece)
+            else:
+                self._fresh_rows[name] = piece
+
+    def after_backward(self, slots: Sequence[Slot]) -> None:
+        self._finish_backward()
+
+    def begin(self) -> None:
+        self._active = True
+        self._window = [self.optimizer_parameter(slot).grad for slot in self.slots]
+        for slot in self.slots:
+            parameter = self.optimizer_parameter(slot)
+            parameter.grad = None
+            slot.parameter.requires_grad_(parameter.requires_grad)
+            slot.put(slot.parameter)
+        self._units[-1].gather()
+
+    def end(self) -> None:
+        self._active = False
+        for unit in self._units:
+            unit.free()
+        for slot in self.slots:
+            slot.put(self.optimizer_parameter(slot))
+
+    def take(self) -> None:
+        self._scatter(self._units[-1])
+        self._fresh = [self._fresh_rows.get(slot.name, None if slot.spec.sizes else slot.parameter.grad) for slot in self.slots]
+        self._fresh_rows = {}
+        for slot, gradient in zip(self.slots, self._window, strict=True):
+            self.optimizer_parameter(slot).grad = gradient
+        self._window = []
+
+    def hand_over(self, scale: float) -> None:
+        window = [self.optimizer_parameter(slot).grad for slot in self.slots]
+        for slot, gradient in zip(self.slots, accumulated(window, scaled(self._fresh, scale)), strict=True):
+            self.optimizer_parameter(slot).grad = gradient
+        self._fresh = []
+
+    def reduce(self) -> None:
+        slots = self.trainable
+        marks = [slot.parameter if slot.name in self._touched or not slot.spec.sizes else None for slot in slots]
+        presence = Presence(marks, self.groups.data, self.device)
+        gradients = sum_partial(slots, [self.optimizer_parameter(slot).grad for slot in slots], self.groups)
+        present = [(slot, gradient) for slot, gradient in zip(slots, gradients, strict=True) if gradient is not None]
+        all_reduce_coalesced([gradient for slot, gradient in present if slot.spec.sizes], self.groups.replicate)
+        all_reduce_coalesced([gradient for slot, gradient in present if not slot.spec.sizes], self.groups.data)
+        absent = presence.absent_everywhere()
+        for index, (slot, gradient) in enumerate(zip(slots, gradients, strict=True)):
+            self.optimizer_parameter(slot).grad = None if index in absent else gradient
+        self._touched = set()
+
+
+class Part:
+    """The registered part."""
+
+    name = "zero3"
+
+    @staticmethod
+    def create(slots: Sequence[Slot], groups: Groups, device: torch.device, units: Sequence[nn.Module] = ()) -> Sharding:
+        return UnitSharding(slots, groups, device, units)
+
+
+PART = Part()

@@ -1,0 +1,151 @@
+"""Pipeline stages of an unmodified model: the whole model with the units of other ranks taken out, no name changed.
+
+Every rank runs the model's own `forward`. While it plays stage `s`, which holds the units `start .. stop - 1`:
+
+- a unit before `start` is skipped and returns what was received from the stage before. The only live value that crosses a cut
+  is the output of unit `start - 1`, so whatever `forward` does between skipped units works on stand-ins and is thrown away;
+- the output of unit `stop - 1` leaves `forward` at once, carried by `StageOutput`, unless the stage is the last one.
+
+So one model object per rank serves all of its stages, and `self.model(...)` in the user's step is all that is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from hybrid_strategy.errors import ModelError, message
+from hybrid_strategy.spec.parallel_plan import matches
+
+
+class StageOutput(BaseException):
+    """Carries a stage's output out of `forward` and out of the user's step, past any `except Exception` on the way."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__("the output of a pipeline stage")
+        self.value = value
+
+
+@dataclass
+class StageNow:
+    """The stage being played: its units `start .. stop - 1`, and what it received (`None` for the first stage)."""
+
+    start: int
+    stop: int
+    is_last: bool
+    received: Any
+
+
+class StageContext:
+    """Shared by all gates of a model; `now` is `None` while no stage is being played, and then the gates are open."""
+
+    def __init__(self) -> None:
+        self.now: StageNow | None = None
+
+    @contextmanager
+    def play(self, now: StageNow) -> Iterator[None]:
+        self.now = now
+        try:
+            yield
+        finally:
+            self.now = None
+
+
+class AbsentUnit(nn.Module):
+    """Stands where a unit of another rank stood. Answers for the unit's plain attributes, holds no parameter."""
+
+    def __init__(self, unit: nn.Module, context: StageContext) -> None:
+        super().__init__()
+        kept = {name: value for name, value in vars(unit).items() if not name.startswith("_") and name != "training"}
+        object.__setattr__(self, "_kept", kept)
+        object.__setattr__(self, "_context", context)
+
+    def __getattr__(self, name: str) -> Any:
+        kept = self.__dict__.get("_kept", {})
+        return kept[name] if name in kept else super().__getattr__(name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        now = self._context.now
+        if now is None or now.received is None:
+            raise ModelError(
+                message(
+                    "module",
+                    "the pipeline's model",
+                    "a unit of another pipeline rank was called outside of a step",
+                    "this rank holds only its own stages",
+                    "Call the model from training_step, validation_step, test_step or predict_step",
+                )
+            )
+        return now.received
+
+
+class _Gate:
+    """Mixed into a unit's class: skips the unit, or ends the stage at its output."""
+
+    _stage_context: StageContext
+    _unit_index: int
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        now = self._stage_context.now
+        if now is None:
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        if self._unit_index < now.start:
+            return now.received
+        output = super().__call__(*args, **kwargs)  # type: ignore[misc]
+        if self._unit_index == now.stop - 1 and not now.is_last:
+            raise StageOutput(output)
+        return output
+
+
+def find_units(model: nn.Module, patterns: Sequence[str]) -> list[str]:
+    """Module names that the patterns stand for, in order; every pattern must match something.
+
+    Raises:
+        ModelError: a pattern matches no module.
+    """
+    names = [name for name, _ in model.named_modules() if name]
+    found: list[str] = []
+    for pattern in patterns:
+        hits = [name for name in names if matches(pattern, name)]
+        if not hits:
+            raise ModelError(
+                message(
+                    "parallel_plan.units",
+                    pattern,
+                    "every unit must be a module of the model",
+                    f"no module of {type(model).__name__} has this name",
+                    f"Name modules such as {', '.join(names[:6])}",
+                )
+            )
+        found.extend(hits)
+    return found
+
+
+def cut_model(model: nn.Module, units: Sequence[str], kept: set[int], context: StageContext) -> set[str]:
+    """Takes the units whose index is not in `kept` out of the model and puts gates on the rest.
+
+    Returns:
+        The names of the units that were taken out.
+    """
+    absent: set[str] = set()
+    for index, name in enumerate(units):
+        parent_name, _, child = name.rpartition(".")
+        parent = model.get_submodule(parent_name)
+        unit = model.get_submodule(name)
+        if index in kept:
+            _put_gate(unit, index, context)
+        else:
+            parent._modules[child] = AbsentUnit(unit, context)
+            absent.add(name)
+    return absent
+
+
+def _put_gate(unit: nn.Module, index: int, context: StageContext) -> None:
+    cls = type(unit)
+    unit.__class__ = type(cls.__name__, (_Gate, cls), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})
+    object.__setattr__(unit, "_stage_context", context)
+    object.__setattr__(unit, "_unit_index", index)

@@ -1,0 +1,148 @@
+"""Moves nested tensors between pipeline ranks.
+
+The shapes of a message depend on the micro-batch, and both ends know the micro-batch. So shapes travel once for each kind of
+micro-batch (its `signature`), and from then on only the tensors do. Sends are asynchronous. Receives from one rank are posted
+in the order in which that rank sends, which is what a backend without tags (NCCL) matches them by.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hybrid_strategy.distributed.groups import Groups
+from hybrid_strategy.parallel.trees import map_tensors, tensors_of
+
+_HEADER_TAG = 1 << 28
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message: who sends it, its number in the step, and the key under which its shapes are remembered."""
+
+    source: int
+    destination: int
+    tag: int
+    key: Hashable
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """Stands for a tensor in a remembered structure."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+
+
+class _Incoming:
+    """A message being received: the buffers and the transfers that fill them."""
+
+    def __init__(self, structure: Any) -> None:
+        self.structure = structure
+        self.buffers: list[Tensor] = []
+        self.works: list[dist.Work] = []
+
+
+class Transport:
+    """Sends and receives nested tensors along the pipeline axis; ranks are pipeline ranks."""
+
+    def __init__(self, groups: Groups, device: torch.device) -> None:
+        self.rank = groups.coordinate.pipeline_parallel
+        self._groups, self._device = groups, device
+        self._sent_keys: set[Hashable] = set()
+        self._structures: dict[Hashable, Any] = {}
+        self._sends: list[tuple[dist.Work, Tensor]] = []
+        self._posted: dict[tuple[int, int], _Incoming] = {}
+
+    def send(self, message: Message, value: Any) -> None:
+        """Starts sending `value` (a nested value of tensors)."""
+        tensors = [tensor for _, tensor in tensors_of(value)]
+        if message.key not in self._sent_keys:
+            self._send_structure(message, value)
+            self._sent_keys.add(message.key)
+        group = self._data_group(message)
+        for index, tensor in enumerate(tensors):
+            data = tensor.detach().contiguous()
+            work = dist.isend(data, group=group, group_dst=message.destination, tag=message.tag * 64 + index)
+            if work is not None:
+                self._sends.append((work, data))
+        self._sends = [(work, data) for work, data in self._sends if not work.is_completed()]
+
+    def knows(self, message: Message) -> bool:
+        """Are the shapes of such a message known, so that posting it does not wait?"""
+        return message.key in self._structures
+
+    def post(self, message: Message) -> None:
+        """Starts receiving. Waits for the shapes where they are not known yet."""
+        if message.key not in self._structures:
+            self._structures[message.key] = self._receive_structure(message)
+        self._posted[message.source, message.tag] = self._start(message)
+
+    def receive(self, message: Message) -> Any:
+        """Waits for a posted message and returns it; what required a gradient at the sender does so here, as leaves."""
+        incoming = self._posted.pop((message.source, message.tag))
+        for work in incoming.works:
+            work.wait()
+        buffers = iter(incoming.buffers)
+        return map_leaves(incoming.structure, lambda leaf: next(buffers).requires_grad_(leaf.requires_grad))
+
+    def finish(self) -> None:
+        """Waits until everything that was sent has left."""
+        for work, _ in self._sends:
+            work.wait()
+        self._sends.clear()
+
+    def _start(self, message: Message) -> _Incoming:
+        incoming = _Incoming(self._structures[message.key])
+        group = self._data_group(message)
+
+        def begin(leaf: _Leaf) -> None:
+            buffer = torch.empty(leaf.shape, dtype=leaf.dtype, device=self._device)
+            tag = message.tag * 64 + len(incoming.buffers)
+            work = dist.irecv(buffer, group=group, group_src=message.source, tag=tag)
+            incoming.buffers.append(buffer)
+            if work is not None:
+                incoming.works.append(work)
+
+        map_leaves(incoming.structure, begin)
+        return incoming
+
+    def _data_group(self, message: Message) -> dist.ProcessGroup | None:
+        return self._groups.upward if message.destination > message.source else self._groups.downward
+
+    def _send_structure(self, message: Message, value: Any) -> None:
+        structure = map_tensors(lambda _, t: _Leaf(tuple(t.shape), t.dtype, t.requires_grad and t.is_floating_point()), value)
+        payload = torch.frombuffer(bytearray(pickle.dumps(structure)), dtype=torch.uint8)
+        length = torch.tensor([payload.numel()], dtype=torch.int64)
+        for part, tensor in enumerate((length, payload)):
+            tag = _HEADER_TAG + message.tag * 2 + part
+            work = dist.isend(tensor, group=self._groups.control, group_dst=message.destination, tag=tag)
+            if work is not None:
+                self._sends.append((work, tensor))
+
+    def _receive_structure(self, message: Message) -> Any:
+        length = torch.zeros(1, dtype=torch.int64)
+        dist.recv(length, group=self._groups.control, group_src=message.source, tag=_HEADER_TAG + message.tag * 2)
+        payload = torch.empty(int(length.item()), dtype=torch.uint8)
+        dist.recv(payload, group=self._groups.control, group_src=message.source, tag=_HEADER_TAG + message.tag * 2 + 1)
+        return pickle.loads(payload.numpy().tobytes())
+
+
+def map_leaves(structure: Any, function: Any) -> Any:
+    """Replaces every `_Leaf` of a remembered structure by `function(leaf)`."""
+    if isinstance(structure, _Leaf):
+        return function(structure)
+    if isinstance(structure, dict):
+        return type(structure)({key: map_leaves(each, function) for key, each in structure.items()})
+    if isinstance(structure, tuple) and hasattr(structure, "_fields"):
+        return type(structure)(*(map_leaves(each, function) for each in structure))
+    if isinstance(structure, (list, tuple)):
+        return type(structure)(map_leaves(each, function) for each in structure)
+    return structure

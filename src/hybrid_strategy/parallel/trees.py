@@ -1,0 +1,122 @@
+"""Nested values (tensors in dicts, lists, tuples, dataclasses): walking them, and cutting a batch into micro-batches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hybrid_strategy.errors import LayoutError, message
+
+Path = tuple[str, ...]
+
+
+def map_tensors(function: Callable[[Path, Tensor], Any], value: Any, path: Path = ()) -> Any:
+    """A copy of `value` with `function(path, tensor)` in place of every tensor; containers keep their types."""
+    if isinstance(value, Tensor):
+        return function(path, value)
+    if isinstance(value, Mapping):
+        return _map_mapping(function, value, path)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(function, each, (*path, name)) for name, each in zip(value._fields, value, strict=True)))
+    if isinstance(value, (list, tuple)):
+        return type(value)(map_tensors(function, each, (*path, str(i))) for i, each in enumerate(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {
+            f.name: map_tensors(function, getattr(value, f.name), (*path, f.name)) for f in dataclasses.fields(value) if f.init
+        }
+        return dataclasses.replace(value, **fields)
+    return value
+
+
+def _map_mapping(function: Callable[[Path, Tensor], Any], value: Mapping[str, Any], path: Path) -> Any:
+    items = {key: map_tensors(function, each, (*path, str(key))) for key, each in value.items()}
+    if type(value) is dict:
+        return items
+    if isinstance(value, MutableMapping) and not dataclasses.is_dataclass(value):
+        clone = value.copy() if hasattr(value, "copy") else type(value)(**value)
+        for key, each in items.items():
+            clone[key] = each
+        return clone
+    return type(value)(**items)
+
+
+def tensors_of(value: Any) -> list[tuple[Path, Tensor]]:
+    """All tensors of a nested value with their paths, in order."""
+    found: list[tuple[Path, Tensor]] = []
+
+    def note(path: Path, tensor: Tensor) -> Tensor:
+        found.append((path, tensor))
+        return tensor
+
+    map_tensors(note, value)
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """A batch cut into micro-batches; `rows[j]` samples are in micro-batch `j`."""
+
+    micro_batches: list[Any]
+    rows: list[int]
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.rows)
+
+
+def count_rows(batch: Any, batch_dims: Mapping[str, int | None]) -> int:
+    """Samples of a batch: the size of the first tensor along its batch dimension; 1 where there is none."""
+    for path, tensor in tensors_of(batch):
+        dim = _batch_dim(path, batch_dims)
+        if dim is not None and tensor.dim() > dim:
+            return tensor.shape[dim]
+    return 1
+
+
+def cut_batch(batch: Any, num_microbatches: int, batch_dims: Mapping[str, int | None]) -> Cut:
+    """Cuts a batch along the batch dimension into at most `num_microbatches` parts whose sizes differ by at most one.
+
+    Only tensors whose declared batch dimension has the batch's size are cut; everything else passes whole. A batch of fewer
+    rows than `num_microbatches` gives as many micro-batches as it has rows.
+    """
+    rows = count_rows(batch, batch_dims)
+    if rows == 0:
+        raise LayoutError(message("batch", 0, "a batch must hold at least one sample", "", "Check the data loader"))
+    parts = min(num_microbatches, rows)
+    if parts == 1:
+        return Cut([batch], [rows])
+    bounds = [rows * j // parts for j in range(parts + 1)]
+    pieces = [_slice_batch(batch, rows, bounds[j], bounds[j + 1], batch_dims) for j in range(parts)]
+    return Cut(pieces, [bounds[j + 1] - bounds[j] for j in range(parts)])
+
+
+def _slice_batch(batch: Any, rows: int, start: int, stop: int, batch_dims: Mapping[str, int | None]) -> Any:
+    def piece(path: Path, tensor: Tensor) -> Tensor:
+        dim = _batch_dim(path, batch_dims)
+        if dim is None or tensor.dim() <= dim or tensor.shape[dim] != rows:
+            return tensor
+        return tensor.narrow(dim, start, stop - start)
+
+    return map_tensors(piece, batch)
+
+
+def _batch_dim(path: Path, batch_dims: Mapping[str, int | None]) -> int | None:
+    """The declared batch dimension of the tensor at `path`: by its dotted path, by its last key, else 0."""
+    for key in (".".join(path), path[-1] if path else ""):
+        if key in batch_dims:
+            return batch_dims[key]
+    return 0
+
+
+def iterate_tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors of a nested value, in order."""
+    return (tensor for _, tensor in tensors_of(value))
+
+
+def detach_leaf(tensor: Tensor) -> Tensor:
+    """A leaf with the tensor's values that collects a gradient where the tensor did."""
+    return tensor.detach().requires_grad_(tensor.requires_grad and torch.is_grad_enabled())

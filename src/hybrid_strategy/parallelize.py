@@ -1,0 +1,284 @@
+"""The only place where transforms meet, in their one order:
+
+cut into stages -> tensor (and sequence) parallel -> activation checkpoint -> data parallel / ZeRO -> first values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hybrid_strategy.distributed.groups import Groups
+from hybrid_strategy.errors import ModelError, message
+from hybrid_strategy.parallel.activation_checkpoint import checkpoint_units
+from hybrid_strategy.parallel.materialise import Initialiser, check_buffers
+from hybrid_strategy.parallel.parameters import Slot, collect_slots
+from hybrid_strategy.parallel.sharding._base import Sharding
+from hybrid_strategy.parallel.stages import StageContext, cut_model, find_units
+from hybrid_strategy.parallel.tensor.apply import TensorShard, apply_tensor_parallel
+from hybrid_strategy.planning.balance import cut_units
+from hybrid_strategy.planning.layouts import find_schedule
+from hybrid_strategy.registry import find
+from hybrid_strategy.spec.parallel_plan import ParallelPlan, matches
+from hybrid_strategy.spec.shard import ShardSpec
+
+EMBEDDING_COST_SHARE = 0.25
+"""Weight of an embedding's parameters in the balance of stages, relative to those of a layer: a lookup costs memory, not time."""
+
+
+@dataclass
+class Parallelized:
+    """A module after `parallelize`.
+
+    Attributes:
+        slots: this rank's parameters.
+        sharding: holds their gradients and optimizer pieces.
+        context: tells the model's gates which stage is played.
+        units: all units of the whole model, in order.
+        bounds: units `bounds[s] .. bounds[s + 1] - 1` are stage `s`.
+        unit_parameters: parameters of each unit of the whole model.
+        shapes: whole shape of every parameter of the whole module, by name.
+    """
+
+    slots: list[Slot]
+    sharding: Sharding
+    context: StageContext
+    units: list[str]
+    bounds: tuple[int, ...]
+    unit_parameters: list[int]
+    shapes: dict[str, tuple[int, ...]]
+    stage_slots: dict[int, list[Slot]] = field(default_factory=dict)
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(torch.Size(shape).numel() for shape in self.shapes.values())
+
+
+def parallelize(
+    module: nn.Module,
+    target: str,
+    plan: ParallelPlan,
+    groups: Groups,
+    device: torch.device,
+    *,
+    seed: int = 0,
+    stage_cuts: Sequence[int] | None = None,
+) -> Parallelized:
+    """Makes `module` this rank's part of itself, in place.
+
+    Args:
+        module: the LightningModule; its names are the names of everything that is saved, grouped or reported.
+        target: name of the submodule that is cut and sliced; the rest of `module` is replicated.
+        plan: what the submodule tells about itself.
+        groups: this rank's place in the layout.
+        device: where parameters live.
+        seed: of first values.
+        stage_cuts: index of the first unit of every stage but the first; default: balanced.
+    """
+    root = module.get_submodule(target) if target else module
+    shapes = {name: tuple(each.shape) for name, each in module.named_parameters()}
+    prefix = f"{target}." if target else ""
+    agree_on_values(module)
+    initialiser = Initialiser(root, seed)
+    outer = Initialiser(module, seed)
+    units, bounds, counts = _stages(root, plan, groups, stage_cuts)
+    context = StageContext()
+    absent = _cut(root, units, bounds, groups, context)
+    check_buffers(module)
+    shards = _slice(root, plan, groups, absent)
+    _checkpoint(root, plan, units, absent, groups.layout.activation_checkpoint)
+    inside = {id(parameter) for parameter in root.parameters()}
+    shared = {name for name, each in module.named_parameters() if id(each) not in inside}
+    describe = _Describe(groups, {f"{prefix}{name}": shard for name, shard in shards.items()}, shared)
+    slots = collect_slots(module, describe, shared if groups.layout.pipeline_parallel_size > 1 else ())
+    _to_device(module, device)
+    sharding = _shard(root, plan, units, absent, slots, groups, device)
+    for slot in slots:
+        if slot.parameter.is_meta:
+            own = slot.name not in shared
+            source, name = (initialiser, slot.name[len(prefix) :]) if own else (outer, slot.name)
+            sharding.materialise(slot, source.whole(name))
+    sharding.attach()
+    made = Parallelized(slots, sharding, context, units, bounds, counts, shapes)
+    made.stage_slots = _stage_slots(root, made)
+    return made
+
+
+def agree_on_values(module: nn.Module) -> None:
+    """Gives every rank rank 0's values where ranks differ: a module built without a seed is a different one on each rank."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    tensors = [each.detach() for each in (*module.parameters(), *module.buffers()) if not each.is_meta and each.numel()]
+    if not tensors:
+        return
+    sums = torch.stack([each.double().sum().cpu() for each in tensors] + [each.double().abs().sum().cpu() for each in tensors])
+    gathered: list[list[float] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, sums.tolist())
+    if all(each == gathered[0] or _both_nan(each, gathered[0]) for each in gathered):
+        return
+    backend_device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
+    for tensor in tensors:
+        values = tensor.to(backend_device).contiguous()
+        dist.broadcast(values, src=0)
+        tensor.copy_(values)
+
+
+def _both_nan(left: list[float] | None, right: list[float] | None) -> bool:
+    return repr(left) == repr(right)
+
+
+def _stages(
+    root: nn.Module, plan: ParallelPlan, groups: Groups, stage_cuts: Sequence[int] | None
+) -> tuple[list[str], tuple[int, ...], list[int]]:
+    """Unit names, stage bounds and parameter counts of the whole model."""
+    layout = groups.layout
+    if not plan.units:
+        if layout.num_stages > 1:
+            raise ModelError(_no_units(root, layout.pipeline_parallel_size))
+        return [], (0, 0), []
+    units = find_units(root, plan.units)
+    modules = [root.get_submodule(name) for name in units]
+    counts = [sum(each.numel() for each in module.parameters()) for module in modules]
+    costs = [
+        count * (EMBEDDING_COST_SHARE if isinstance(module, nn.Embedding) else 1.0)
+        for count, module in zip(counts, modules, strict=True)
+    ]
+    stages = cut_units(units, layout.num_stages, costs, stage_cuts)
+    bounds = [0]
+    for stage in stages:
+        bounds.append(bounds[-1] + len(stage))
+    return units, tuple(bounds), counts
+
+
+def _no_units(root: nn.Module, size: int) -> str:
+    names = ", ".join(name for name, _ in root.named_children())
+    return message(
+        "pipeline_parallel_size",
+        size,
+        f"{type(root).__name__} does not say what a pipeline may cut",
+        f"its children are {names}",
+        "Give the module parallel_plan() returning ParallelPlan(units=(...)) in the order of forward, or set 1",
+    )
+
+
+def _cut(root: nn.Module, units: list[str], bounds: tuple[int, ...], groups: Groups, context: StageContext) -> set[str]:
+    layout = groups.layout
+    if layout.num_stages == 1:
+        return set()
+    owners = find_schedule(layout.schedule).stage_ranks(layout.pipeline_parallel_size, layout.stages_per_rank)
+    mine = [stage for stage, rank in enumerate(owners) if rank == groups.coordinate.pipeline_parallel]
+    _refuse_split_ties(root, units, bounds, owners)
+    kept = {unit for stage in mine for unit in range(bounds[stage], bounds[stage + 1])}
+    return cut_model(root, units, kept, context)
+
+
+def _refuse_split_ties(root: nn.Module, units: list[str], bounds: tuple[int, ...], owners: Sequence[int]) -> None:
+    seen: dict[int, tuple[str, int]] = {}
+    for index, unit in enumerate(units):
+        stage = sum(index >= bound for bound in bounds[1:])
+        for name, parameter in root.get_submodule(unit).named_parameters():
+            first, rank = seen.setdefault(id(parameter), (f"{unit}.{name}", owners[stage]))
+            if rank != owners[stage]:
+                raise ModelError(
+                    message(
+                        "pipeline_parallel_size",
+                        len(set(owners)),
+                        "tied parameters must lie on one pipeline rank",
+                        f"{first} is also {unit}.{name}, on rank {rank} and {owners[stage]}",
+                        "Untie them, or set pipeline_parallel_size=1",
+                    )
+                )
+
+
+def _slice(root: nn.Module, plan: ParallelPlan, groups: Groups, absent: set[str]) -> Mapping[str, TensorShard]:
+    layout = groups.layout
+    if groups.tensor is None:
+        return {}
+    return apply_tensor_parallel(
+        root,
+        plan,
+        group=groups.tensor,
+        rank=groups.coordinate.tensor_parallel,
+        size=layout.tensor_parallel_size,
+        sequence_parallel=layout.sequence_parallel,
+        absent=absent,
+    )
+
+
+def _checkpoint(root: nn.Module, plan: ParallelPlan, units: list[str], absent: set[str], kind: str) -> None:
+    patterns = plan.checkpoint_units or tuple(unit for unit in plan.units if "*" in unit)
+    names = [name for name in units if name not in absent and any(matches(pattern, name) for pattern in patterns)]
+    if kind != "none" and not patterns:
+        raise ModelError(
+            message(
+                "activation_checkpoint",
+                kind,
+                f"{type(root).__name__} does not say what to recompute",
+                "",
+                "Give it parallel_plan() with units or checkpoint_units, or set none",
+            )
+        )
+    checkpoint_units([root.get_submodule(name) for name in names], kind)
+
+
+class _Describe:
+    """The spec of each parameter: its tensor-parallel piece, and whether this rank is the one that counts it."""
+
+    def __init__(self, groups: Groups, shards: Mapping[str, TensorShard], shared: set[str]) -> None:
+        self._groups, self._shards, self._shared = groups, shards, shared
+
+    def __call__(self, name: str, parameter: Tensor) -> ShardSpec:
+        coordinate = self._groups.coordinate
+        first = name not in self._shared or coordinate.pipeline_parallel == 0
+        shard = self._shards.get(name)
+        if shard is None or shard.dim is None:
+            spec = ShardSpec.whole(name, tuple(parameter.shape), first and coordinate.tensor_parallel == 0)
+            return replace(spec, partial_gradient=shard is not None and shard.partial_gradient)
+        offsets = [0] * len(shard.full_shape)
+        offsets[shard.dim] = shard.start
+        return ShardSpec(name, shard.full_shape, tuple(offsets), shard.local_shape, first)
+
+
+def _to_device(module: nn.Module, device: torch.device) -> None:
+    """Moves what is real to `device` and leaves the rest on meta."""
+    for each in module.modules():
+        for store in (each._parameters, each._buffers):
+            for value in store.values():
+                if value is not None and not value.is_meta and value.device != device:
+                    value.data = value.data.to(device)
+
+
+def _shard(
+    root: nn.Module,
+    plan: ParallelPlan,
+    units: list[str],
+    absent: set[str],
+    slots: list[Slot],
+    groups: Groups,
+    device: torch.device,
+) -> Sharding:
+    part = find("parallel.sharding", groups.layout.sharding, "sharding")
+    names = find_units_present(root, plan.shard_units, absent) if plan.shard_units else [u for u in units if u not in absent]
+    sharding: Sharding = part.create(slots, groups, device, [root.get_submodule(name) for name in names])
+    return sharding
+
+
+def find_units_present(root: nn.Module, patterns: Sequence[str], absent: set[str]) -> list[str]:
+    """Names that match one of the patterns, on this rank."""
+    names = [name for name, _ in root.named_modules() if any(matches(pattern, name) for pattern in patterns)]
+    return [name for name in names if name not in absent]
+
+
+def _stage_slots(root: nn.Module, made: Parallelized) -> dict[int, list[Slot]]:
+    """The slots of each stage of this rank; what belongs to no unit counts to every stage."""
+    where: dict[int, int] = {}
+    for stage, (start, stop) in enumerate(zip(made.bounds, made.bounds[1:], strict=False)):
+        for name in made.units[start:stop]:
+            where.update({id(each): stage for each in root.get_submodule(name).modules()})
+    num_stages = max(len(made.bounds) - 1, 1)
+    homes = [(slot, where.get(id(slot.places[0][0]))) for slot in made.slots]
+    return {stage: [slot for slot, home in homes if home in (None, stage)] for stage in range(num_stages)}

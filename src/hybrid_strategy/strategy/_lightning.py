@@ -1,0 +1,68 @@
+"""The only file that imports or touches private names of Lightning (2.6)."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.plugins import ClusterEnvironment
+from lightning.fabric.utilities.distributed import (
+    _distributed_is_initialized,
+    _get_default_process_group_backend_for_device,
+    _init_dist_connection,
+    _sync_ddp_if_available,
+)
+from lightning.fabric.utilities.seed import reset_seed
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from torch import Tensor
+
+__all__ = [
+    "attach_mesh",
+    "backend_for",
+    "distributed_is_initialized",
+    "init_process_group",
+    "make_script_launcher",
+    "ready_to_step",
+    "reset_seed",
+    "set_rank_zero",
+    "sync_tensor",
+]
+
+
+def distributed_is_initialized() -> bool:
+    return bool(_distributed_is_initialized())
+
+
+def backend_for(device: torch.device) -> str:
+    """The process-group backend that suits a device."""
+    return str(_get_default_process_group_backend_for_device(device))
+
+
+def init_process_group(environment: ClusterEnvironment, backend: str, timeout: timedelta, device: torch.device) -> None:
+    _init_dist_connection(environment, backend, timeout=timeout, device_id=None if device.type == "cpu" else device)
+
+
+def sync_tensor(tensor: Tensor, group: Any, reduce_op: Any) -> Tensor:
+    return _sync_ddp_if_available(tensor, group, reduce_op=reduce_op)
+
+
+def make_script_launcher(environment: ClusterEnvironment, num_processes: int, num_nodes: int) -> Any:
+    """Starts the other local ranks by running the user's script again, as Lightning's own strategies do."""
+    return _SubprocessScriptLauncher(environment, num_processes, num_nodes)
+
+
+def attach_mesh(module: pl.LightningModule, mesh: Any) -> None:
+    """Lets `module.device_mesh` answer, as under `ModelParallelStrategy`."""
+    module._device_mesh = mesh
+
+
+def set_rank_zero(rank: int) -> None:
+    rank_zero_only.rank = rank  # type: ignore[attr-defined]
+
+
+def ready_to_step(trainer: pl.Trainer) -> bool:
+    """Does the optimizer step after this batch, or are gradients accumulated further?"""
+    return not trainer.fit_loop._should_accumulate()

@@ -1,0 +1,372 @@
+"""`HybridParallelStrategy`: what the user gives to the Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.strategies.parallel import ParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.types import STEP_OUTPUT
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from hybrid_strategy.data.loader import mesh_dataloader
+from hybrid_strategy.distributed.groups import Groups, build_groups
+from hybrid_strategy.parallelize import Parallelized, parallelize
+from hybrid_strategy.spec.layout import Layout
+from hybrid_strategy.spec.parallel_plan import ParallelPlan
+from hybrid_strategy.strategy import _lightning
+from hybrid_strategy.strategy.checkpointing import CheckpointMixin
+from hybrid_strategy.strategy.hand_over import loss_with_hand_over
+from hybrid_strategy.strategy.manual import check_manual_optimization
+from hybrid_strategy.strategy.options import make_options
+from hybrid_strategy.strategy.precision import adapt_precision, loss_scale
+from hybrid_strategy.strategy.step import StepCall, StepEngine
+from hybrid_strategy.strategy.target import find_plan, find_target, run_seed
+
+
+class HybridParallelStrategy(CheckpointMixin, ParallelStrategy):
+    """Trains any LightningModule, unmodified, under data, tensor, sequence and pipeline parallelism with a sharded optimizer.
+
+    The loader's batch is what one data-parallel rank consumes in one training step; it is cut into micro-batches along its
+    first dimension, and the module's own step runs once a micro-batch.
+
+    Args:
+        data_parallel_size: copies of the model that see different samples; `"auto"` is what the other sizes leave.
+        tensor_parallel_size: ranks that share every layer.
+        pipeline_parallel_size: ranks among which the layers are divided.
+        data_parallel_replicate_size: replicas of each shard group (hybrid sharding), with `sharding` other than `ddp`.
+        sharding: `ddp`, `zero1`, `zero2` or `zero3` over the data-parallel ranks.
+        sequence_parallel: split activations between tensor-parallel regions along the sequence.
+        schedule: name of the pipeline schedule, as torch names them: `GPipe`, `1F1B`, `Interleaved1F1B`, ...
+        stages_per_rank: stages that one pipeline rank holds; default: what the schedule needs.
+        num_microbatches: micro-batches that a batch is cut into; default 1, or enough to fill the pipeline.
+        micro_batch_size: rows of a micro-batch, instead of their number.
+        stage_cuts: index of the first unit of every stage but the first; default: balanced by parameters.
+        activation_checkpoint: `none`, `selective` or `full` recomputation in backward.
+        module: name of the submodule to parallelise; default: `model`, else the child with the most parameters.
+        parallel_plan: what the submodule tells of itself, where it has no `parallel_plan()` of its own.
+        process_group_backend: default: `nccl` on GPUs, `gloo` on CPUs.
+        timeout: seconds (or a timedelta) after which a collective that does not end is an error.
+        seed: of first values and of the order of samples; default: that of `seed_everything`, else 0.
+
+    Raises:
+        ConfigError: the settings exclude each other, or a name is not known.
+    """
+
+    materialises_meta = True
+    """A module may build its parameters on the meta device in `configure_model`."""
+
+    def __init__(
+        self,
+        data_parallel_size: int | str = "auto",
+        tensor_parallel_size: int = 1,
+        pipeline_parallel_size: int = 1,
+        data_parallel_replicate_size: int = 1,
+        sharding: str = "ddp",
+        sequence_parallel: bool = False,
+        schedule: str = "1F1B",
+        stages_per_rank: int | None = None,
+        num_microbatches: int | None = None,
+        micro_batch_size: int | None = None,
+        stage_cuts: Sequence[int] | None = None,
+        activation_checkpoint: str = "none",
+        module: str | None = None,
+        parallel_plan: ParallelPlan | Mapping[str, Any] | None = None,
+        process_group_backend: str | None = None,
+        timeout: float | timedelta = 1800.0,
+        seed: int | None = None,
+        *,
+        accelerator: pl.accelerators.Accelerator | None = None,
+        parallel_devices: list[torch.device] | None = None,
+        cluster_environment: ClusterEnvironment | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
+    ) -> None:
+        super().__init__(accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin)
+        self.options = make_options(
+            data_parallel_size=data_parallel_size,
+            tensor_parallel_size=tensor_parallel_size,
+            pipeline_parallel_size=pipeline_parallel_size,
+            data_parallel_replicate_size=data_parallel_replicate_size,
+            sharding=sharding,
+            sequence_parallel=sequence_parallel,
+            schedule=schedule,
+            stages_per_rank=stages_per_rank,
+            num_microbatches=num_microbatches,
+            micro_batch_size=micro_batch_size,
+            stage_cuts=stage_cuts,
+            activation_checkpoint=activation_checkpoint,
+            module=module,
+            parallel_plan=parallel_plan,
+            process_group_backend=process_group_backend,
+            timeout=timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout),
+            seed=seed,
+        )
+        self.num_nodes = 1
+        self._layout: Layout | None = None
+        self._groups: Groups | None = None
+        self._made: Parallelized | None = None
+        self._engine: StepEngine | None = None
+        self._made_of: pl.LightningModule | None = None
+
+    # ------------------------------------------------------------------------------------------- ranks and devices
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of this run, known once the number of processes is."""
+        if self._layout is None:
+            self._layout = self.options.layout(self.num_nodes * self.num_processes)
+        return self._layout
+
+    @property
+    def groups(self) -> Groups:
+        """This rank's place and process groups, known once the processes have been joined."""
+        if self._groups is None:
+            raise RuntimeError("the process groups are made in setup_environment, which has not run yet")
+        return self._groups
+
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        """The mesh, with the axes `pipeline_parallel`, `data_parallel` and `tensor_parallel` among others."""
+        return self.groups.mesh
+
+    @property
+    def root_device(self) -> torch.device:
+        devices = self.parallel_devices or [torch.device("cpu")]
+        return devices[self.local_rank]
+
+    @property
+    def num_processes(self) -> int:
+        return len(self.parallel_devices or [None])  # type: ignore[list-item]
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """Samples are divided over data-parallel ranks only: tensor and pipeline peers read the same ones."""
+        coordinate = self.layout.coordinate(self.global_rank)
+        return {"num_replicas": self.layout.data_parallel_size, "rank": coordinate.data_parallel}
+
+    def _configure_launcher(self) -> None:
+        """Checks the layout before any process starts."""
+        environment = self.cluster_environment
+        assert environment is not None  # set by the Trainer before
+        self._layout = None
+        _ = self.layout
+        if not environment.creates_processes_externally:
+            self._launcher = _lightning.make_script_launcher(environment, self.num_processes, self.num_nodes)
+
+    def set_world_ranks(self) -> None:
+        environment = self.cluster_environment
+        if environment is not None:
+            environment.set_global_rank(self.node_rank * self.num_processes + self.local_rank)
+            environment.set_world_size(self.num_nodes * self.num_processes)
+        _lightning.set_rank_zero(self.global_rank)
+
+    # ---------------------------------------------------------------------------------------------------- set-up
+
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        _lightning.reset_seed()
+        self.set_world_ranks()
+        assert self.cluster_environment is not None  # set by the Trainer before
+        backend = self.options.process_group_backend or _lightning.backend_for(self.root_device)
+        _lightning.init_process_group(self.cluster_environment, backend, self.options.timeout, self.root_device)
+        if self._groups is None:
+            self._groups = build_groups(self.layout, self.root_device)
+        if self.lightning_module is not None:
+            _lightning.attach_mesh(self.lightning_module, self.device_mesh)
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        return True
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        assert self.accelerator is not None  # set by the Trainer before
+        self.accelerator.setup(trainer)
+        module = self._user_module()
+        if self._made_of is not module:
+            self._parallelize(module)
+        self.model = module
+        if trainer.state.fn == TrainerFn.FITTING:
+            check_manual_optimization(module, self.layout, self.options)
+            self._reset_optimizers_and_schedulers()
+            self.setup_optimizers(trainer)
+        self.setup_precision_plugin()
+        adapt_precision(self.precision_plugin, self.owned_gradients, self.root_device)
+        self.barrier()
+
+    def _parallelize(self, module: pl.LightningModule) -> None:
+        target = find_target(module, self.options.module)
+        plan = find_plan(module, target, self.options.parallel_plan)
+        self._made = parallelize(
+            module,
+            target,
+            plan,
+            self.groups,
+            self.root_device,
+            seed=run_seed(self.options.seed),
+            stage_cuts=self.options.stage_cuts,
+        )
+        size = self.layout.pipeline_parallel_size
+        self._engine = StepEngine(
+            module,
+            self._made,
+            self.groups,
+            lambda rows: self.options.microbatches_of(rows, size),
+            plan.batch_dims,
+            self.root_device,
+        )
+        self._made_of = module
+
+    @contextmanager
+    def tensor_init_context(self, empty_init: bool | None = None) -> Generator[None, None, None]:
+        with torch.device("meta") if empty_init else torch.device("cpu"), self.precision_plugin.tensor_init_context():
+            yield
+
+    def model_to_device(self) -> None:
+        """Parameters are put on their device when they are parallelised."""
+
+    def process_dataloader(self, dataloader: object) -> object:
+        """Gives each data-parallel rank its own samples, and tensor and pipeline peers the same ones."""
+        if not isinstance(dataloader, DataLoader):
+            return dataloader
+        place = self.distributed_sampler_kwargs
+        return mesh_dataloader(dataloader, place["num_replicas"], place["rank"], seed=run_seed(self.options.seed))
+
+    # ------------------------------------------------------------------------------------------------------ steps
+
+    @property
+    def engine(self) -> StepEngine:
+        """Plays the steps; known after `setup`."""
+        if self._engine is None:
+            raise RuntimeError("the step engine is made in setup, which has not run yet")
+        return self._engine
+
+    @property
+    def made(self) -> Parallelized:
+        """What `parallelize` made of the module; known after `setup`."""
+        if self._made is None:
+            raise RuntimeError("the module is parallelised in setup, which has not run yet")
+        return self._made
+
+    def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
+        module = self._user_module()
+        call = self._call("train", module.training_step, args, kwargs)
+        if not module.automatic_optimization:
+            with call.context():
+                return module.training_step(*args, **kwargs)
+        scale = loss_scale(self.precision_plugin) / module.trainer.accumulate_grad_batches
+        loss, output = self.engine.train(call, scale)
+        carried = loss_with_hand_over(loss, lambda gradient: self._receive(gradient, scale))
+        return {**output, "loss": carried} if isinstance(output, Mapping) else carried
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
+        result: STEP_OUTPUT = self.engine.evaluate(self._call("validate", self._user_module().validation_step, args, kwargs))
+        return result
+
+    def test_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
+        result: STEP_OUTPUT = self.engine.evaluate(self._call("test", self._user_module().test_step, args, kwargs))
+        return result
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self.engine.evaluate(self._call("predict", self._user_module().predict_step, args, kwargs))
+
+    def _call(self, kind: str, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> StepCall:
+        plugin = self.precision_plugin
+        contexts = {
+            "train": plugin.train_step_context,
+            "validate": plugin.val_step_context,
+            "test": plugin.test_step_context,
+            "predict": plugin.predict_step_context,
+        }
+        batch, *rest = (*args, *kwargs.values())
+        return StepCall(kind, function, contexts[kind], batch, tuple(rest), self._real_rows(kind, rest))
+
+    def _real_rows(self, kind: str, arguments: Sequence[Any]) -> int | None:
+        """Rows of the present batch that are samples of this rank, or `None` where the loader does not know."""
+        trainer = self._user_module().trainer
+        loaders: Any = {
+            "train": lambda: trainer.train_dataloader,
+            "validate": lambda: trainer.val_dataloaders,
+            "test": lambda: trainer.test_dataloaders,
+            "predict": lambda: trainer.predict_dataloaders,
+        }[kind]()
+        index = arguments[1] if len(arguments) > 1 else 0
+        loader = loaders[index] if isinstance(loaders, Sequence) and kind != "train" else loaders
+        rows_of = getattr(getattr(loader, "mesh", None), "rows_of", None)
+        if rows_of is None or not arguments or not isinstance(arguments[0], int):
+            return None
+        rows: int = rows_of(arguments[0])
+        return rows
+
+    def _receive(self, gradient: Tensor, scale: float) -> None:
+        """Called by autograd where Lightning runs backward."""
+        self.engine.hand_over(gradient.item() / scale)
+        if _lightning.ready_to_step(self._user_module().trainer):
+            self.made.sharding.reduce()
+
+    def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
+        if self._user_module().automatic_optimization:
+            return super().backward(closure_loss, optimizer, *args, **kwargs)
+        sharding = self.made.sharding
+        sharding.begin()
+        loss = super().backward(closure_loss, optimizer, *args, **kwargs)
+        sharding.reduce()
+        sharding.take()
+        sharding.hand_over(1.0 / self.layout.data_parallel_size)
+        return loss
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Any, model: Any = None, **kwargs: Any) -> Any:
+        result = super().optimizer_step(optimizer, closure, model, **kwargs)
+        self.made.sharding.mark_changed()
+        return result
+
+    def owned_gradients(self) -> list[Tensor]:
+        """Gradients of the pieces that this rank counts in the norm."""
+        sharding = self.made.sharding
+        owned = [sharding.optimizer_parameter(slot).grad for slot in self.made.slots if slot.shard_spec.owner]
+        return [gradient for gradient in owned if gradient is not None and gradient.numel()]
+
+    # ------------------------------------------------------------------------------------------------ collectives
+
+    def barrier(self, name: str | None = None) -> None:
+        if not _lightning.distributed_is_initialized():
+            return
+        if dist.get_backend() == "nccl":
+            dist.barrier(device_ids=[self.root_device.index])
+        else:
+            dist.barrier()
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        if not _lightning.distributed_is_initialized() or self.world_size == 1:
+            return obj
+        box = [obj]
+        dist.broadcast_object_list(box, src)
+        return box[0]
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Reduces over the whole world; the mean is right for values that replicas share."""
+        return _lightning.sync_tensor(tensor, group, reduce_op) if isinstance(tensor, Tensor) else tensor
+
+    def teardown(self) -> None:
+        assert self.cluster_environment is not None  # set by the Trainer before
+        assert self.accelerator is not None
+        self.cluster_environment.teardown()
+        self.precision_plugin.teardown()
+        self.accelerator.teardown()
+
+    def _user_module(self) -> pl.LightningModule:
+        module = self.lightning_module
+        if module is None:
+            raise RuntimeError("no LightningModule is connected to the strategy")
+        return module

@@ -1,0 +1,95 @@
+"""The strategy's arguments as one object, and the layout they make once the number of processes is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from hybrid_strategy.errors import LayoutError, message
+from hybrid_strategy.planning.batches import default_num_microbatches
+from hybrid_strategy.planning.layouts import check_layout, find_schedule, resolve_layout
+from hybrid_strategy.planning.refusals import check_whole
+from hybrid_strategy.spec.layout import Layout
+from hybrid_strategy.spec.parallel_plan import ParallelPlan
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for. The meaning of each field is in `HybridParallelStrategy`."""
+
+    data_parallel_size: int | str
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    data_parallel_replicate_size: int
+    sharding: str
+    sequence_parallel: bool
+    schedule: str
+    stages_per_rank: int | None
+    num_microbatches: int | None
+    micro_batch_size: int | None
+    stage_cuts: tuple[int, ...] | None
+    activation_checkpoint: str
+    module: str | None
+    parallel_plan: ParallelPlan | None
+    process_group_backend: str | None
+    timeout: timedelta
+    seed: int | None
+
+    def layout(self, world_size: int) -> Layout:
+        """The layout of `world_size` processes.
+
+        Raises:
+            LayoutError: the sizes cannot be honoured.
+        """
+        return resolve_layout(
+            world_size=world_size,
+            data_parallel_size=self.data_parallel_size,
+            tensor_parallel_size=self.tensor_parallel_size,
+            pipeline_parallel_size=self.pipeline_parallel_size,
+            data_parallel_replicate_size=self.data_parallel_replicate_size,
+            sharding=self.sharding,
+            sequence_parallel=self.sequence_parallel,
+            schedule=self.schedule,
+            stages_per_rank=self.stages_per_rank,
+            activation_checkpoint=self.activation_checkpoint,
+        )
+
+    def microbatches_of(self, rows: int, pipeline_size: int) -> int:
+        """Micro-batches that a batch of `rows` samples is cut into."""
+        if self.micro_batch_size is not None:
+            return -(-rows // self.micro_batch_size)
+        if self.num_microbatches is not None:
+            return self.num_microbatches
+        return default_num_microbatches(rows, pipeline_size)
+
+
+def make_options(**given: Any) -> Options:
+    """Checks what can be checked without knowing the number of processes.
+
+    Raises:
+        ConfigError: a word that is not known, or settings that exclude each other.
+    """
+    if given["num_microbatches"] is not None and given["micro_batch_size"] is not None:
+        rule = "it and num_microbatches say the same thing in two ways, so only one may be set"
+        numbers = f"num_microbatches is {given['num_microbatches']}"
+        advice = "Set one and leave the other out"
+        raise LayoutError(message("micro_batch_size", given["micro_batch_size"], rule, numbers, advice))
+    wholes = ("num_microbatches", "micro_batch_size")
+    check_whole({key: given[key] for key in wholes if given[key] is not None})
+    given["schedule"] = find_schedule(given["schedule"]).name
+    check_layout(Layout(sharding=given["sharding"], activation_checkpoint=given["activation_checkpoint"]))
+    if given["stage_cuts"] is not None:
+        given["stage_cuts"] = tuple(given["stage_cuts"])
+    if isinstance(given["parallel_plan"], Mapping):
+        given["parallel_plan"] = plan_from(given["parallel_plan"])
+    return Options(**given)
+
+
+def plan_from(values: Mapping[str, Any]) -> ParallelPlan:
+    """A plan from plain data, as a configuration file holds it."""
+    lists = {key: tuple(value) for key, value in values.items() if isinstance(value, Sequence) and not isinstance(value, str)}
+    if "tied" in lists:
+        lists["tied"] = tuple(tuple(group) for group in lists["tied"])
+    return ParallelPlan(**{**values, **lists})

@@ -1,0 +1,65 @@
+"""Which submodule is parallelised, and where its plan comes from."""
+
+from __future__ import annotations
+
+import os
+
+import lightning.pytorch as pl
+from torch import nn
+
+from hybrid_strategy.errors import ModelError, did_you_mean, message
+from hybrid_strategy.spec.parallel_plan import ParallelPlan
+
+
+def find_target(module: pl.LightningModule, name: str | None) -> str:
+    """Name of the submodule to parallelise: `name`, else `model`, else the child with the most parameters.
+
+    Raises:
+        ModelError: there is no submodule of this name.
+    """
+    children = {child: each for child, each in module.named_children() if any(True for _ in each.parameters())}
+    if name is not None:
+        known = [each for each, _ in module.named_modules() if each]
+        if name not in known:
+            raise ModelError(
+                message("module", name, "it must be a submodule of the LightningModule", "", did_you_mean(name, known))
+            )
+        return name
+    if "model" in children:
+        return "model"
+    if not children:
+        return ""
+    return max(children, key=lambda child: sum(each.numel() for each in children[child].parameters()))
+
+
+def find_plan(module: pl.LightningModule, target: str, given: ParallelPlan | None) -> ParallelPlan:
+    """The plan: given to the strategy, else the submodule's or the module's `parallel_plan()`, else the largest ModuleList."""
+    if given is not None:
+        return given
+    root = module.get_submodule(target) if target else module
+    for source in (root, module):
+        rule = getattr(source, "parallel_plan", None)
+        if callable(rule):
+            plan = rule()
+            if not isinstance(plan, ParallelPlan):
+                wanted = "it must return a hybrid_strategy.ParallelPlan"
+                raise ModelError(
+                    message("parallel_plan()", type(plan).__name__, wanted, "", "Return ParallelPlan(units=..., tensor=...)")
+                )
+            return plan
+    return _plan_of_layers(root)
+
+
+def _plan_of_layers(root: nn.Module) -> ParallelPlan:
+    """Shard and checkpoint units of a model that tells nothing: the layers of its largest ModuleList."""
+    lists = {name: each for name, each in root.named_modules() if isinstance(each, nn.ModuleList) and len(each)}
+    if not lists:
+        return ParallelPlan()
+    largest = max(lists, key=lambda name: sum(each.numel() for each in lists[name].parameters()))
+    pattern = f"{largest}.*" if largest else "*"
+    return ParallelPlan(shard_units=(pattern,), checkpoint_units=(pattern,))
+
+
+def run_seed(given: int | None) -> int:
+    """The run's seed: given, else that of `seed_everything`, else 0."""
+    return given if given is not None else int(os.environ.get("PL_GLOBAL_SEED", "0"))
