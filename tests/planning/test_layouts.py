@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from hybrid_strategy.errors import ConfigError, LayoutError
-from hybrid_strategy.planning.layouts import check_layout, rank_map, resolve_layout
+from hybrid_strategy.planning.layouts import check_layout, resolve_layout
 from hybrid_strategy.spec.batch import BatchSpec
-from hybrid_strategy.spec.layout import MESH_AXES, Layout
+from hybrid_strategy.spec.layout import Layout
 from hybrid_strategy.spec.model_shape import ModelShape
 
 SHAPE = ModelShape(64, 4, 8, 128, 97, 33, num_key_value_heads=2)
@@ -260,15 +260,6 @@ def test_fewer_micro_batches_than_stages_run() -> None:
     for schedule in ("GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"):
         layout = resolve_layout(world_size=4, pipeline_parallel_size=4, schedule=schedule)
         check_layout(layout, batch=BatchSpec(1, num_microbatches=1))
-
-
-def test_rank_map_has_every_rank_once() -> None:
-    rows = list(rank_map(resolve_layout(world_size=8, tensor_parallel_size=2, pipeline_parallel_size=2)))
-    assert [row["rank"] for row in rows] == list(range(8))
-    assert {tuple(row[axis] for axis in MESH_AXES) for row in rows} == {
-        (p, d, 0, 0, t) for p in (0, 1) for d in (0, 1) for t in (0, 1)
-    }
-    assert rows[5] == {"rank": 5} | vars(Layout(2, 2, 2).coordinate(5))
 
 
 def test_refusing_takes_no_time_for_a_large_and_awkward_world() -> None:

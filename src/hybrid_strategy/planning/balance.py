@@ -38,6 +38,17 @@ def unit_costs(shape: ModelShape) -> list[float]:
     return [EMBEDDING_SHARE * head, *[layer] * shape.num_layers, _NORM_FLOPS * shape.hidden_size, head]
 
 
+def parameter_costs(parameters: Sequence[int], embeddings: Sequence[bool]) -> list[float]:
+    """Costs of the units of any model, of which only parameter counts are known; embeddings count by `EMBEDDING_SHARE`.
+
+    A product takes two operations for every weight and token, so that parameters stand for time, save for attention scores.
+
+    >>> parameter_costs([100, 60, 100], [True, False, False])
+    [25.0, 60.0, 100.0]
+    """
+    return [count * (EMBEDDING_SHARE if embedding else 1.0) for count, embedding in zip(parameters, embeddings, strict=True)]
+
+
 def unit_names(shape: ModelShape) -> tuple[str, ...]:
     """The units that `unit_costs` weighs."""
     return ("embed_tokens", *(f"layers.{index}" for index in range(shape.num_layers)), "norm", "lm_head")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from hybrid_strategy import registry
@@ -261,9 +261,3 @@ def _stages_refusal(layout: Layout, num_layers: int | None) -> Refusal | None:
         return None
     spare = layout.world_size // (layout.tensor_parallel_size * layout.context_parallel_size)
     return stage_count_refusal(layout.pipeline_parallel_size, layout.stages_per_rank, num_layers, divisors(spare))
-
-
-def rank_map(layout: Layout) -> Iterator[dict[str, int]]:
-    """One row a rank: its number and its index along each mesh axis."""
-    for rank in range(layout.world_size):
-        yield {"rank": rank, **vars(layout.coordinate(rank))}

@@ -21,7 +21,8 @@ class Interleaved1F1B(LoopedSchedule):
     default_stages_per_rank: int = 2
 
     def playable_count(self, pipeline_size: int, num_microbatches: int) -> int:
-        """Whole rounds; a last short round plays the order of a whole one without the micro-batches it lacks."""
+        """Whole rounds. A short last round plays the order of a whole one without the micro-batches it lacks, so that an uneven
+        last batch never holds more activations than a full one."""
         return round_up(num_microbatches, pipeline_size)
 
     def order(self, rank: int, sizes: Sizes) -> Iterator[Cell]:
