@@ -100,7 +100,8 @@ def test_resumption_in_another_layout_yields_exactly_the_rest(size, batch_size, 
         assert all((sampler.epoch, sampler.first_sample, sampler.batches_done) == (3, 0, 0) for sampler in after)
         return
     assert union(after) == uninterrupted[state["consumed_samples"] :]
-    assert all(len(sampler) == steps + len(list(sampler)) for sampler in after)
+    fresh = len(samplers(size, new_batch_size, new_ranks)[0])
+    assert all(len(sampler) == fresh == sampler.first_batch + len(list(sampler)) for sampler in after)
     assert after[0].consumed_after(len(after[0])) == size
 
 
@@ -114,7 +115,7 @@ def test_batches_of_a_resumed_epoch_are_numbered_on_and_the_next_epoch_begins_an
     assert list(sampler) == [[8, 9]]
     sampler.set_epoch(5)
     assert list(sampler) == [[2, 3], [6, 7], [9]]
-    assert sampler.state_dict() == {"epoch": 5, "consumed_samples": 0, "batches_done": 0}
+    assert sampler.state_dict() == {"epoch": 5, "consumed_samples": 0, "batches_done": 0, "block_size": 4}
 
 
 def test_handing_out_batches_does_not_move_the_position():
@@ -123,7 +124,7 @@ def test_handing_out_batches_does_not_move_the_position():
     next(first)
     assert sampler.state_dict()["consumed_samples"] == 0
     sampler.batches_done = 1
-    assert sampler.state_dict() == {"epoch": 0, "consumed_samples": 2, "batches_done": 1}
+    assert sampler.state_dict() == {"epoch": 0, "consumed_samples": 2, "batches_done": 1, "block_size": 2}
     assert list(sampler)[1:] == list(first)
 
 

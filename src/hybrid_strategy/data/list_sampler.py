@@ -42,23 +42,22 @@ class MeshListBatchSampler(MeshPosition, Sampler[Any]):
         whole_entries: bool = False,
     ) -> None:
         self.entries, self.batch_multiplier, self._whole_entries = entries, batch_multiplier, whole_entries
-        self._cached: tuple[int, list[Any], list[int]] | None = None
+        self._cached: tuple[int, list[Any], np.ndarray[Any, Any]] | None = None
         super().__init__(data_parallel_size, data_parallel_rank, seed, worker_stream=data_parallel_rank)
         if not self._read()[0]:
-            raise DataError(
-                message("len(batch_sampler)", 0, "there must be at least one batch", "", "Give data that is not empty")
-            )
+            rule = "there must be at least one batch"
+            raise DataError(message("len(batch_sampler)", 0, rule, "", "Give data that is not empty"))
 
     def __iter__(self) -> Iterator[Any]:
-        return self._dealt(self._read()[0], self._first_entry)
+        return self._dealt(self._read()[0], self._entry_at(self.first_sample))
 
     def _dealt(self, entries: list[Any], first: int) -> Iterator[Any]:
         for start in range(first, len(entries), self.data_parallel_size):
             mine = start + self.data_parallel_rank
             yield _plain(entries[mine]) if mine < len(entries) else _one_row(entries[start])
 
-    def __len__(self) -> int:
-        return self.first_batch + self._steps_left
+    def _batches_from(self, first_sample: int) -> int:
+        return -(-(len(self._read()[0]) - self._entry_at(first_sample)) // self.data_parallel_size)
 
     def rows_of(self, batch_index: int) -> int:
         mine = self._step_start(batch_index) + self.data_parallel_rank
@@ -70,27 +69,23 @@ class MeshListBatchSampler(MeshPosition, Sampler[Any]):
 
     def consumed_after(self, batches_done: int) -> int:
         steps = max(0, batches_done - self.first_batch)
-        return self._rows_between(0, self._first_entry + steps * self.data_parallel_size)
+        return self._rows_between(0, self._entry_at(self.first_sample) + steps * self.data_parallel_size)
 
     def _step_start(self, batch_index: int) -> int:
-        steps = self._steps_left
+        """The entry of data-parallel rank 0 at that step."""
+        steps = self._batches_from(self.first_sample)
         step = (batch_index - self.first_batch) % steps if steps else 0
-        return self._first_entry + step * self.data_parallel_size
+        return self._entry_at(self.first_sample) + step * self.data_parallel_size
 
     def _rows_between(self, start: int, stop: int) -> int:
         """Rows of the entries `start .. stop`, those past the end counting nothing."""
         bounds = self._read()[1]
-        return bounds[min(stop, len(bounds) - 1)] - bounds[min(start, len(bounds) - 1)]
+        return int(bounds[min(stop, len(bounds) - 1)] - bounds[min(start, len(bounds) - 1)])
 
-    @property
-    def _steps_left(self) -> int:
-        return -(-(len(self._read()[0]) - self._first_entry) // self.data_parallel_size)
+    def _entry_at(self, sample: int) -> int:
+        return int(np.searchsorted(self._read()[1], sample))
 
-    @property
-    def _first_entry(self) -> int:
-        return int(np.searchsorted(self._read()[1], self.first_sample))
-
-    def _read(self) -> tuple[list[Any], list[int]]:
+    def _read(self) -> tuple[list[Any], np.ndarray[Any, Any]]:
         """The entries of this epoch, and the rows before each of them (one more bound than entries)."""
         if self._cached is None or self._cached[0] != self.epoch:
             with keyed_by_epoch(self.entries, self.seed, self.epoch):
@@ -98,7 +93,7 @@ class MeshListBatchSampler(MeshPosition, Sampler[Any]):
             if self.batch_multiplier > 1:
                 groups = range(0, len(found), self.batch_multiplier)
                 found = [_joined(found[start : start + self.batch_multiplier]) for start in groups]
-            bounds = np.cumsum([0, *(_rows(entry) for entry in found)]).tolist()
+            bounds = np.cumsum([0, *(_rows(entry) for entry in found)])
             self._cached = self.epoch, found, bounds
         return self._cached[1], self._cached[2]
 
@@ -108,16 +103,16 @@ class MeshListBatchSampler(MeshPosition, Sampler[Any]):
 
     def _check_position(self) -> None:
         super()._check_position()
-        if self.first_sample:
-            bounds = self._read()[1]
-            self._check_size(bounds[-1])
-            if bounds[self._first_entry] != self.first_sample:
-                numbers = (
-                    f"Epoch {self.epoch} has batches that end at {bounds[self._first_entry - 1]} and {bounds[self._first_entry]}"
-                )
-                rule = "it must be the end of a batch of the batch_sampler"
-                advice = "Give a batch_sampler whose batches depend on the epoch only"
-                raise DataError(message("consumed_samples", self.first_sample, rule, numbers, advice))
+        if not self.first_sample:
+            return
+        bounds = self._read()[1]
+        self._check_size(int(bounds[-1]))
+        entry = self._entry_at(self.first_sample)
+        if bounds[entry] != self.first_sample:
+            numbers = f"Epoch {self.epoch} has batches that end at {bounds[entry - 1]} and {bounds[entry]}"
+            rule = "it must be the end of a batch of the batch_sampler"
+            advice = "Give a batch_sampler whose batches depend on the epoch only"
+            raise DataError(message("consumed_samples", self.first_sample, rule, numbers, advice))
 
 
 def _plain(entry: Any) -> Any:

@@ -77,15 +77,15 @@ def mesh_dataloader(
         if loader.mesh_settings == settings:
             return loader
         loader = loader.mesh_source
-    clone = copy.copy(loader)
-    clone.__class__ = mesh_class(cast(Any, type(loader)))
+    loader_class = mesh_class(cast(Any, type(loader)))
+    clone = cast(MeshLoader, object.__new__(loader_class))
+    vars(clone).update(vars(copy.copy(loader)))
     if isinstance(loader.dataset, IterableDataset):
         changed = _stream_attributes(loader, settings)
     else:
         changed = _map_attributes(loader, settings)
     changed |= {"mesh_source": loader, "mesh_settings": settings, "_iterator": None}
-    for name, value in changed.items():
-        object.__setattr__(clone, name, value)  # DataLoader forbids it by its own __setattr__
+    vars(clone).update(changed)  # DataLoader's own __setattr__ forbids it
     return clone
 
 

@@ -20,19 +20,22 @@ from hybrid_strategy.errors import DataError, message
 class MeshPosition(ABC):
     """What every mesh-aware source of batches can do.
 
-    Batches are counted from 0 at the start of an epoch. After `resume(epoch, consumed_samples, batches_done)` the next
-    iteration begins with batch `batches_done`, and `len()` counts the `batches_done` batches of before too: this is how
-    Lightning counts after a restart in the middle of an epoch.
+    Batches are counted from 0 at the start of an epoch. After `resume` the next iteration begins with batch `first_batch`, and
+    `len()` is that of a whole epoch: this is how Lightning counts after a restart in the middle of an epoch. A trainer that
+    restarts in another layout sets its own count of finished batches to `first_batch`.
 
     Attributes:
         epoch: the epoch that the next iteration reads.
         first_sample: samples of this epoch that were consumed before the next iteration.
         first_batch: the number of the next iteration's first batch.
         batches_done: batches of this epoch that the trainer has finished. Set by the trainer, read by `state_dict()`.
+        block_size: samples that all data-parallel ranks together consume at once (0: it varies).
         seed: the run's seed.
         worker_stream: ranks with the same number here draw the same random numbers while they load.
         worker_generator: where a DataLoader draws its workers' seeds from: the same on all ranks that read the same samples.
     """
+
+    block_size: int = 0
 
     def __init__(self, data_parallel_size: int, data_parallel_rank: int, seed: int, worker_stream: int) -> None:
         if not 0 <= data_parallel_rank < data_parallel_size:
@@ -45,9 +48,13 @@ class MeshPosition(ABC):
         self.worker_stream = worker_stream
         self._go_to(0, 0, 0)
 
-    @abstractmethod
     def __len__(self) -> int:
         """Batches of this epoch on each rank, those before a resumption included."""
+        return self.first_batch + self._batches_from(self.first_sample)
+
+    @abstractmethod
+    def _batches_from(self, first_sample: int) -> int:
+        """Batches of this epoch that hold the samples from `first_sample` on."""
 
     @abstractmethod
     def rows_of(self, batch_index: int) -> int:
@@ -71,7 +78,7 @@ class MeshPosition(ABC):
         if epoch != self.epoch:
             self._go_to(epoch, 0, 0)
 
-    def resume(self, epoch: int, consumed_samples: int, batches_done: int = 0) -> None:
+    def resume(self, epoch: int, consumed_samples: int, batches_done: int | None = None) -> None:
         """The next iteration yields those samples of `epoch` that come after the first `consumed_samples`.
 
         Call it before the loader is iterated: workers read ahead at once. An epoch that is consumed to its end is followed by
@@ -80,7 +87,7 @@ class MeshPosition(ABC):
         Args:
             epoch: the epoch that was interrupted.
             consumed_samples: samples of it that the whole run has consumed.
-            batches_done: what the trainer counts as finished batches of it, whatever their size was.
+            batches_done: the number of the next batch, default: as many batches as this layout needs for those samples.
 
         Raises:
             DataError: the epoch does not have that many samples.
@@ -92,26 +99,34 @@ class MeshPosition(ABC):
     def state_dict(self, batches_done: int | None = None) -> dict[str, int]:
         """The position once `batches_done` batches (default: those the trainer has finished) are done; the same on all ranks."""
         done = self.batches_done if batches_done is None else batches_done
-        return {"epoch": self.epoch, "consumed_samples": self.consumed_after(done), "batches_done": done}
+        position = {"epoch": self.epoch, "consumed_samples": self.consumed_after(done)}
+        return {**position, "batches_done": done, "block_size": self.block_size}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resumes where `state` was taken."""
-        self.resume(int(state["epoch"]), int(state["consumed_samples"]), int(state.get("batches_done", 0)))
+        """Resumes where `state` was taken, in this layout or another."""
+        same_blocks = self.block_size > 0 and state.get("block_size") == self.block_size
+        self.resume(int(state["epoch"]), int(state["consumed_samples"]), int(state["batches_done"]) if same_blocks else None)
 
     def mix_seed(self, number: int) -> None:
         """The random numbers drawn while loading depend on `number` too; the order of the samples does not."""
         self._extra_seed = number
         self._go_to(self.epoch, self.first_sample, self.first_batch)
 
-    def _go_to(self, epoch: int, first_sample: int, first_batch: int) -> None:
-        self.epoch, self.first_sample, self.first_batch, self.batches_done = epoch, first_sample, first_batch, first_batch
+    def _go_to(self, epoch: int, first_sample: int, first_batch: int | None) -> None:
+        self.epoch, self.first_sample, self.first_batch = epoch, first_sample, 0
         key = random_key(WORKERS, self.seed, epoch, self.worker_stream, self._extra_seed)
         self.worker_generator.manual_seed(key)
         self._check_position()
+        self.first_batch = self._batches_before(first_sample) if first_batch is None else first_batch
+        self.batches_done = self.first_batch
+
+    def _batches_before(self, first_sample: int) -> int:
+        """What must be counted as done, for the epoch to have its usual number of batches."""
+        return self._batches_from(0) - self._batches_from(first_sample)
 
     def _at_end(self) -> bool:
         """Is nothing left of this epoch?"""
-        return len(self) == self.first_batch
+        return self._batches_from(self.first_sample) == 0
 
     def _check_position(self) -> None:
         """Raises DataError where the epoch does not have `first_sample` samples."""
@@ -120,8 +135,6 @@ class MeshPosition(ABC):
 
     def _check_size(self, size: int) -> None:
         if self.first_sample > size:
-            numbers = f"Epoch {self.epoch} has {size} samples"
-            rule = "it must lie within the epoch"
-            raise DataError(
-                message("consumed_samples", self.first_sample, rule, numbers, "Resume with the data of the saved run")
-            )
+            rule, numbers = "it must lie within the epoch", f"Epoch {self.epoch} has {size} samples"
+            advice = "Resume with the data of the saved run"
+            raise DataError(message("consumed_samples", self.first_sample, rule, numbers, advice))

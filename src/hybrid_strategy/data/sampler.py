@@ -67,7 +67,8 @@ class MeshBatchSampler(MeshPosition, Sampler[list[Any]]):
 
     def __iter__(self) -> Iterator[list[Any]]:
         # The position is read here and not at the first `next`: with and without workers an iterator belongs to one epoch.
-        return self._batches(self._order.indices(self.epoch), self.first_sample, self._blocks_left)
+        blocks = self._batches_from(self.first_sample)
+        return self._batches(self._order.indices(self.epoch), self.first_sample, blocks)
 
     def _batches(self, order: Indices, first_sample: int, blocks: int) -> Iterator[list[Any]]:
         for block in range(blocks):
@@ -76,14 +77,15 @@ class MeshBatchSampler(MeshPosition, Sampler[list[Any]]):
             offset, size = share_of(rows, self.data_parallel_size, self.data_parallel_rank)
             yield as_list(order[start + offset : start + offset + size] if size else order[start : start + 1])
 
-    def __len__(self) -> int:
-        return self.first_batch + self._blocks_left
+    def _batches_from(self, first_sample: int) -> int:
+        whole, rest = divmod(self._order.size(self.epoch) - first_sample, self.block_size)
+        return whole + (rest > 0 and not self.drop_last)
 
     def rows_of(self, batch_index: int) -> int:
         return share_of(self.global_rows_of(batch_index), self.data_parallel_size, self.data_parallel_rank)[1]
 
     def global_rows_of(self, batch_index: int) -> int:
-        blocks = self._blocks_left
+        blocks = self._batches_from(self.first_sample)
         # a loader that is shorter than its neighbours is read again from its start: numbers go on counting there
         block = (batch_index - self.first_batch) % blocks if blocks else 0
         return min(self.block_size, self._samples_left - block * self.block_size)
@@ -96,11 +98,6 @@ class MeshBatchSampler(MeshPosition, Sampler[list[Any]]):
     def _samples_left(self) -> int:
         return self._order.size(self.epoch) - self.first_sample
 
-    @property
-    def _blocks_left(self) -> int:
-        whole, rest = divmod(self._samples_left, self.block_size)
-        return whole + (rest > 0 and not self.drop_last)
-
     def _check_position(self) -> None:
         super()._check_position()
         if self.first_sample:
@@ -110,7 +107,7 @@ class MeshBatchSampler(MeshPosition, Sampler[list[Any]]):
         size = self._order.size(self.epoch)
         if size == 0:
             raise DataError(message("len(dataset)", 0, "there must be at least one sample", "", "Give data that is not empty"))
-        if self._blocks_left == 0:
+        if len(self) == 0:
             numbers = f"batch_size {self.batch_size} x data_parallel_size {self.data_parallel_size} = {self.block_size} rows"
             rule = "with drop_last it must fill one step"
             raise DataError(message("len(dataset)", size, rule, numbers, "Set a smaller batch_size or drop_last=False"))

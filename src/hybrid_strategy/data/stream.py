@@ -98,7 +98,7 @@ class MeshStream(MeshPosition, Sampler[list[None]]):
         """The `collate_fn` that picks this rank's share."""
         return ShareCollate(collate, self.parts, 0 if self.sharded else self.data_parallel_rank, whole_items)
 
-    def __len__(self) -> int:
+    def _batches_from(self, first_sample: int) -> int:
         """As many steps as the dataset's own length says.
 
         Raises:
@@ -107,8 +107,8 @@ class MeshStream(MeshPosition, Sampler[list[None]]):
         """
         if self.spec.num_workers > 1 and self.spec.joined * self.parts > 1:
             raise TypeError("a stream read by several workers has no known number of steps")
-        left = max(0, len(self.spec.dataset) - self.first_sample)
-        return self.first_batch + (left // self.block_size if self.spec.drop_last else -(-left // self.block_size))
+        left = max(0, len(self.spec.dataset) - first_sample)
+        return left // self.block_size if self.spec.drop_last else -(-left // self.block_size)
 
     def rows_of(self, batch_index: int) -> int:
         return self._short.get(batch_index, (self.spec.batch_size, self.block_size))[0]
@@ -139,15 +139,21 @@ class MeshStream(MeshPosition, Sampler[list[None]]):
         done = self.batches_done if batches_done is None else batches_done
         if self._end == done:
             return {"epoch": self.epoch + 1, "consumed_samples": 0, "batches_done": 0, "block_size": self.block_size}
-        return {**super().state_dict(done), "block_size": self.block_size}
+        return super().state_dict(done)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self._replay_block = int(state.get("block_size", self.block_size))
 
-    def _go_to(self, epoch: int, first_sample: int, first_batch: int) -> None:
+    def _go_to(self, epoch: int, first_sample: int, first_batch: int | None) -> None:
         super()._go_to(epoch, first_sample, first_batch)
         self._short, self._end, self._replay_block = {}, None, self.block_size
+
+    def _batches_before(self, first_sample: int) -> int:
+        try:
+            return super()._batches_before(first_sample)
+        except TypeError:
+            return first_sample // self.block_size
 
     def _at_end(self) -> bool:
         try:
