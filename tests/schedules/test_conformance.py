@@ -55,6 +55,14 @@ def test_in_flight_equals_the_simulation(schedule: Any) -> None:
         assert stated == simulate(schedule.build(p, v, m)).peak_in_flight, (p, v, m)
 
 
+def test_an_uneven_last_batch_holds_no_more_than_a_full_one(schedule: Any) -> None:
+    stages = schedule.default_stages_per_rank
+    for p in (2, 4, 8):
+        for rank in range(p):
+            held = [schedule.max_in_flight(rank, p, stages, m) for m in range(1, 20)]
+            assert held == sorted(held), (p, rank)
+
+
 def test_no_schedule_is_slower_than_one_micro_batch_at_a_time(schedule: Any) -> None:
     for p, v, m in sizes(schedule):
         makespan = simulate(schedule.build(p, v, m)).makespan_seconds
