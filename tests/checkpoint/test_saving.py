@@ -192,6 +192,13 @@ def test_overwriting_replaces_the_folder(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["last", "last.ckpt"]
 
 
+def test_a_folder_of_other_things_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match="holds other things"):
+        save_checkpoint(tmp_path / "runs", CheckpointContent({"model.w": Piece.whole("w", torch.ones(1))}))
+    assert (tmp_path / "runs" / "mine").is_dir()
+
+
 def test_names_that_do_not_match(tmp_path: Path) -> None:
     def ones(name: str) -> Piece:
         return Piece.whole(name, torch.ones(2))

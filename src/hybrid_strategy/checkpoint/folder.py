@@ -33,6 +33,20 @@ FORMAT_VERSION = 1
 _PARTIAL, _OLD, _REMOVED = ".partial-", ".old-", ".removed-"
 
 
+def check_replaceable(path: Path, marks: tuple[str, ...] = (MANIFEST_FILE, META_FILE, STATE_FILE, ".metadata")) -> None:
+    """Refuses a path whose folder holds other things: they would go when the checkpoint takes its place.
+
+    Args:
+        marks: names of files of which a folder that may be replaced has one.
+
+    Raises:
+        CheckpointError: it is a folder, not empty, and has none of them.
+    """
+    if path.is_dir() and any(path.iterdir()) and not any((path / mark).exists() for mark in marks):
+        rule = "the folder holds other things and would be replaced"
+        raise CheckpointError(message("path", str(path), rule, "", "Set the path of a new folder"))
+
+
 def start_partial(path: Path) -> Path:
     """A new empty folder beside `path` to write into; what an interrupted save of the same name left is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -65,14 +65,12 @@ def section(key: str) -> str:
 
 
 def key_path(key: str) -> tuple[str, ...]:
-    """Where a key stands in the nested state that other tools make of the folder.
+    """Where a key stands in the nested state that other tools make of the folder; joined by dots it must be the key again.
 
     >>> key_path("model.net.0.weight"), key_path("optimizer.net.0.weight.exp_avg"), key_path("ema.net.0.weight")
-    (('state_dict', 'net.0.weight'), ('optimizer', 'net.0.weight', 'exp_avg'), ('ema', 'net.0.weight'))
+    (('model', 'net.0.weight'), ('optimizer', 'net.0.weight', 'exp_avg'), ('ema', 'net.0.weight'))
     """
     head, _, rest = key.partition(".")
-    if head == MODEL:
-        return "state_dict", rest
     if head == OPTIMIZER:
         name, _, state = rest.rpartition(".")
         return head, name, state

@@ -147,6 +147,7 @@ class PreparedSave:
     def _plan(self, gathered: list[tuple[SavePlan, Contribution]]) -> Path:
         self._plans, self._metadata = self._planner.create_global_plan([plan for plan, _ in gathered])
         self._small, self._unsaved = small_files(self._content, [small for _, small in gathered])
+        folders.check_replaceable(self.path)
         partial = folders.start_partial(self.path)
         try:
             folders.check_space(partial.parent, self._needed_bytes())
