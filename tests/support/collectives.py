@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class CountCollectives(TorchDispatchMode):
-    """`counts`: collective -> calls, `elements`: collective -> elements given to it, of the block `with CountCollectives() as it`.
+    """`counts`: collective -> calls, `elements`: collective -> elements given to it, of a `with CountCollectives() as it` block.
 
     Unlike torch's CommDebugMode it hangs no backward hooks on modules: for these, split logits would have to be gathered.
     """

@@ -28,4 +28,8 @@ def init_parameter(name: str, tensor: Tensor, generator: torch.Generator, num_la
             tensor.fill_(1.0)
         else:
             scale = 1 / math.sqrt(2 * num_layers) if owner.rpartition(".")[2] in residual else 1.0
-            tensor.normal_(0.0, INITIAL_STD * scale, generator=generator)
+            # drawn in float32 whatever the precision, so that bfloat16 starts from the rounded values of float32
+            drawn = tensor if tensor.dtype == torch.float32 else torch.empty(tensor.shape)
+            drawn.normal_(0.0, INITIAL_STD * scale, generator=generator)
+            if drawn is not tensor:
+                tensor.copy_(drawn)
