@@ -1,0 +1,47 @@
+"""What a run has reached, for the closing summary and `result.json`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+
+from hybrid_strategy.callbacks.throughput import Throughput
+
+_NAMES = ("val/loss", "val_loss", "validation/loss", "valid/loss", "loss/val")
+
+
+class RunResults(pl.Callback):
+    """Keeps the validation losses. The one before training is that of the sanity check, logged at step 0."""
+
+    def __init__(self) -> None:
+        self.validation: list[tuple[int, float]] = []
+        self.metric: str | None = None
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self.metric is None:
+            self.metric = next((name for name in _NAMES if name in trainer.callback_metrics), None)
+        if self.metric is None or self.metric not in trainer.callback_metrics:
+            return
+        value = float(trainer.callback_metrics[self.metric])
+        self.validation.append((trainer.global_step, value))
+        if trainer.sanity_checking:  # Lightning forgets what a sanity check has logged
+            for logger in trainer.loggers:
+                logger.log_metrics({self.metric: value}, step=trainer.global_step)
+
+    def summary(self, trainer: pl.Trainer) -> dict[str, Any]:
+        """Plain values for `result.json`."""
+        speed = next((each.mean_tokens_per_second for each in trainer.callbacks if isinstance(each, Throughput)), None)  # type: ignore[attr-defined]
+        losses = [value for _, value in self.validation]
+        checkpoint = getattr(trainer.checkpoint_callback, "best_model_path", "") if trainer.checkpoint_callback else ""
+        return {
+            "steps": trainer.global_step,
+            "epochs": trainer.current_epoch,
+            "validation_metric": self.metric,
+            "first_validation_loss": losses[0] if losses else None,
+            "last_validation_loss": losses[-1] if losses else None,
+            "best_validation_loss": min(losses) if losses else None,
+            "tokens_per_second": speed,
+            "checkpoint": checkpoint or None,
+            "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+        }

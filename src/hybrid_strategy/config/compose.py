@@ -1,0 +1,74 @@
+"""From the command line's overrides to a composed configuration."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, read_write
+
+from hybrid_strategy.config.folders import shipped_folder
+from hybrid_strategy.config.messages import HYDRA_ERRORS, explained
+from hybrid_strategy.config.overrides import checked
+from hybrid_strategy.config.schema import read, register
+from hybrid_strategy.config.settings import RunConfig
+
+CONFIG_NAME = "train"
+VERSION_BASE = "1.3"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a configuration comes from.
+
+    Attributes:
+        overrides: in Hydra's grammar.
+        config_dir: a folder of the user's own whose options are found beside the shipped ones.
+        config_name: the primary configuration.
+    """
+
+    overrides: tuple[str, ...] = ()
+    config_dir: str | None = None
+    config_name: str = CONFIG_NAME
+
+
+def compose(source: Source) -> DictConfig:
+    """What Hydra composes of the shipped groups, the user's folder and the overrides; `hydra` is in it, as in a run.
+
+    Raises:
+        ConfigError: an override or a file is wrong.
+    """
+    register()
+    accepted = checked(source.overrides)
+    if source.config_dir is not None:
+        accepted.append(f"hydra.searchpath=['file://{os.path.abspath(source.config_dir)}']")
+    try:
+        with initialize_config_dir(str(shipped_folder("conf")), version_base=VERSION_BASE):
+            return hydra_compose(source.config_name, overrides=accepted, return_hydra_config=True)
+    except HYDRA_ERRORS as error:
+        raise explained(error) from error
+    finally:
+        GlobalHydra.instance().clear()
+
+
+def run_config(source: Source) -> RunConfig:
+    """The frozen configuration as a run of it would have it; the run folder is only named, not made.
+
+    Raises:
+        ConfigError: something in it is wrong.
+    """
+    config = compose(source)
+    HydraConfig.instance().set_config(config)
+    try:
+        run_dir = os.path.abspath(config.hydra.run.dir)
+        with read_write(config.hydra.runtime):
+            config.hydra.runtime.output_dir = run_dir
+        return read(config, run_dir)
+    except HYDRA_ERRORS as error:
+        raise explained(error) from error
+    finally:
+        HydraConfig.instance().cfg = None

@@ -1,0 +1,114 @@
+"""What Hydra and OmegaConf say of a wrong configuration, said by full key and with what to set."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from hybrid_strategy.config.door import describe, known_keys
+from hybrid_strategy.config.settings import RunConfig
+from hybrid_strategy.errors import ConfigError, did_you_mean, message
+
+HYDRA_ERRORS: tuple[type[Exception], ...] = (HydraException, OmegaConfBaseException)
+
+_FULL_KEY = re.compile(r"full_key: (\S+)")
+_VALUE = re.compile(r"^Value (.*) of type '(\w+)'", re.DOTALL)
+_FILE = re.compile(r"^In '([^']*)'")
+_AMBIGUOUS = re.compile(r"^Ambiguous value for argument '(.*)'$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A value as the user typed it, or words about it: not quoted in a message."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def quoted(override: str) -> str:
+    """The override as it must be typed in a shell so that the value arrives unchanged.
+
+    >>> print(quoted("resume=runs/epoch=3.ckpt"))
+    'resume="runs/epoch=3.ckpt"'
+    """
+    key, _, value = override.partition("=")
+    inner = value.replace('"', '\\"').replace("'", "'\\''")
+    return f"'{key}=\"{inner}\"'"
+
+
+def no_such_key(full_key: str, shown: Shown, names: Sequence[str]) -> ConfigError:
+    """The refusal of an unknown key; `names` are those known where it stands."""
+    known = [name for name in names if not name.startswith("_")]
+    advice = did_you_mean(full_key.rpartition(".")[2], known)
+    return ConfigError(message(full_key, shown, "there is no such key", "", advice))
+
+
+def explained(error: Exception, kind: type = RunConfig, prefix: str = "") -> ConfigError:
+    """The error for the user.
+
+    Args:
+        error: raised by Hydra or OmegaConf.
+        kind: the dataclass whose keys are meant.
+        prefix: the dotted path at which `kind` stands in the whole configuration.
+    """
+    if isinstance(error, MissingConfigException):
+        return _no_such_option(error)
+    ambiguous = _AMBIGUOUS.search(str(error))
+    if ambiguous is not None:
+        name, _, value = ambiguous[1].partition("=")
+        advice = f"Quote it: {quoted(ambiguous[1])}; or {name}=[{value}] for a list, or -m to run one after the other"
+        return ConfigError(message(name, Shown(value), "a comma separates the values of a sweep", "", advice))
+    text, key = _deepest(error)
+    if key is None:
+        return ConfigError(text.strip())
+    where = _FILE.match(str(error))
+    return _by_key(text, key, kind, prefix, f" (in conf/{where[1]}.yaml)" if where else "")
+
+
+def _deepest(error: Exception) -> tuple[str, str | None]:
+    """Text and full key of the innermost OmegaConf error."""
+    text, key = str(error), None
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OmegaConfBaseException):
+            text, key = str(cause), cause.full_key or None
+            if isinstance(cause, MissingMandatoryValue):
+                text = "missing"
+        cause = cause.__cause__
+    found = _FULL_KEY.search(text)
+    return text, key or (found[1] if found else None)
+
+
+def _by_key(text: str, key: str, kind: type, prefix: str, source: str) -> ConfigError:
+    full_key = f"{prefix}.{key}" if prefix else key
+    lines = [line for line in text.splitlines() if not line.startswith((" ", "\t"))]
+    if "nterpolation" in text:
+        return ConfigError(message(full_key, Shown(f"not resolved{source}"), " ".join(lines), "", ""))
+    unknown = known_keys(kind, key)
+    if unknown is not None:
+        where, names = unknown
+        return no_such_key(f"{prefix}.{where}" if prefix else where, Shown(f"set{source}"), names)
+    if text == "missing":
+        return ConfigError(message(full_key, Shown("missing"), "it has no default", "", f"Set {full_key}=<value>"))
+    wanted = describe(kind, key)
+    value = _VALUE.match(lines[-1] if lines else "")
+    if wanted:
+        null = "is not Optional" in text or "Incompatible value 'None'" in text
+        shown = value[1].strip("'") if value is not None else "null" if null else "of another type"
+        return ConfigError(message(full_key, Shown(shown + source), f"it must be {wanted}", "", f"Set {wanted}"))
+    return ConfigError(message(full_key, Shown(f"wrong{source}"), " ".join(lines) or text, "", ""))
+
+
+def _no_such_option(error: MissingConfigException) -> ConfigError:
+    group, _, option = (error.missing_cfg_file or "").removesuffix(".yaml").rpartition("/")
+    if not error.options or not group:
+        return ConfigError(str(error).split("\nConfig search path")[0].strip())
+    known = [each for each in error.options if not each.startswith("_")]
+    rule = f"there is no option of this name in the group {group}"
+    return ConfigError(message(group, option, rule, "", did_you_mean(option, known)))

@@ -1,0 +1,90 @@
+"""The command line's overrides before Hydra composes them: unknown keys are refused, with or without a `+`.
+
+Hydra adds whatever comes with a `+`, and advises one for every unknown key; both turn a typo into a setting that is ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import OverrideParseException
+
+from hybrid_strategy.config.door import known_keys
+from hybrid_strategy.config.messages import Shown, no_such_key, quoted
+from hybrid_strategy.config.settings import GROUPS, OPEN_GROUPS, RunConfig
+from hybrid_strategy.config.targets import BY_TARGET
+from hybrid_strategy.errors import ConfigError, message
+
+OWN = "own"
+"""The option of `model` and `data` that holds nothing but a `_target_`."""
+
+_ELSEWHERE = {
+    "trainer.devices": "cluster.devices",
+    "trainer.num_nodes": "cluster.num_nodes",
+    "trainer.precision": "precision.mode",
+    "trainer.strategy": "strategy",
+    "ckpt_path": "resume",
+    "task_name": "name",
+}
+"""Where users of Lightning and of lightning-hydra-template look first -> where it is."""
+
+
+def checked(overrides: Sequence[str]) -> list[str]:
+    """The overrides as Hydra should get them.
+
+    Plain overrides below an open group may name keys that no file mentions, so they are handed on with `++`; what they may
+    name is decided after composition, when `_target_` is known.
+
+    Raises:
+        ConfigError: a key does not exist, or an override cannot be read; the message has the form that can.
+    """
+    parsed = [_parse(text) for text in overrides]
+    accepted = [_check(override, text) for override, text in zip(parsed, overrides, strict=True)]
+    return [*_own_groups(parsed), *accepted]
+
+
+def _own_groups(overrides: Sequence[Override]) -> list[str]:
+    """`model=own` where `model._target_` names a class of the user's: the keys of the default option are not meant for it."""
+    chosen = {each.key_or_group for each in overrides if not isinstance(each.value(), dict)}
+    own = {each.key_or_group.partition(".")[0] for each in overrides if _names_own_target(each)}
+    return [f"{group}={OWN}" for group in ("model", "data") if group in own and group not in chosen]
+
+
+def _names_own_target(override: Override) -> bool:
+    group, _, rest = override.key_or_group.partition(".")
+    value = override.value()
+    target = value if rest == "_target_" else value.get("_target_") if not rest and isinstance(value, dict) else None
+    return group in ("model", "data") and target is not None and str(target) not in BY_TARGET
+
+
+def _parse(text: str) -> Override:
+    try:
+        override: Override = OverridesParser.create().parse_overrides([text])[0]
+    except OverrideParseException as error:
+        key, equal, value = text.partition("=")
+        if not equal:
+            rule = "an override is key=value"
+            raise ConfigError(message(key, Shown("given without a value"), rule, "", f"Set {key}=<value>")) from error
+        raise ConfigError(message(key, Shown(value), "Hydra cannot read this value", "", f"Quote it: {quoted(text)}")) from error
+    return override
+
+
+def _check(override: Override, text: str) -> str:
+    key = override.key_or_group
+    root = key.partition(".")[0]
+    if key in OPEN_GROUPS and isinstance(override.value(), dict):
+        return f"++{text.lstrip('+')}"
+    if root.partition("/")[0] == "hydra" or "/" in key or override.package is not None or key in GROUPS:
+        return text
+    unknown = known_keys(RunConfig, key)
+    if unknown is not None and root not in OPEN_GROUPS:
+        where, names = unknown
+        shown = Shown("deleted" if override.is_delete() else override.get_value_element_as_str())
+        if where in _ELSEWHERE:
+            raise ConfigError(message(where, shown, "there is no such key", "", f"Set {_ELSEWHERE[where]}"))
+        raise no_such_key(where, shown, names if "." in where else [*names, "experiment", "debug"])
+    if root in OPEN_GROUPS and "." in key and not text.startswith(("+", "~")):
+        return f"++{text}"
+    return text

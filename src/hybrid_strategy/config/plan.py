@@ -1,0 +1,110 @@
+"""From a configuration to the plan of its run, or a refusal by full key. No torch, no process."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from typing import Any
+
+from hybrid_strategy.config.settings import RunConfig, StrategySettings
+from hybrid_strategy.config.targets import batch_size_of, shape_of
+from hybrid_strategy.config.validate import check_words
+from hybrid_strategy.config.world import World, world_of
+from hybrid_strategy.errors import ConfigError
+from hybrid_strategy.planning.batches import resolve_batch
+from hybrid_strategy.planning.build_plan import Decisions, build_plan
+from hybrid_strategy.planning.layouts import check_layout, find_schedule, resolve_layout
+from hybrid_strategy.spec.batch import BatchSpec
+from hybrid_strategy.spec.layout import Layout
+from hybrid_strategy.spec.model_shape import ModelShape
+from hybrid_strategy.spec.plan import Plan
+
+_FULL_KEYS = {each.name: f"strategy.{each.name}" for each in fields(StrategySettings)} | {
+    "global_batch_size": "data.global_batch_size",
+    "accumulate_grad_batches": "trainer.accumulate_grad_batches",
+    "sequence_length": "model.sequence_length",
+    "world_size": "cluster.devices",
+}
+_KEY = re.compile(rf"(?<![\w.])({'|'.join(_FULL_KEYS)})(?==| is )")
+_PROCESSES = re.compile(r"start ([\d, or]+) process(es)?")
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """The plan and the processes that will play it."""
+
+    world: World
+    plan: Plan
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `plan.json` holds."""
+        world = {"num_nodes": self.world.num_nodes, "devices": self.world.devices, "accelerator": self.world.accelerator}
+        return {"name": self.plan.layout.name, "world_size": self.world.size, **world, **self.plan.to_dict()}
+
+
+def plan_of(config: RunConfig) -> RunPlan:
+    """The plan of exactly what `hybrid train` would run.
+
+    Raises:
+        ConfigError: the configuration cannot be honoured.
+    """
+    check_words(config)
+    world = world_of(config)
+    try:
+        return RunPlan(world, _planned(config, world))
+    except ConfigError as error:
+        raise type(error)(by_full_key(str(error))) from error
+
+
+def by_full_key(text: str) -> str:
+    """A refusal of the planning floor, which knows the strategy's arguments, in the words of the configuration.
+
+    >>> by_full_key("sharding is 'zero1': no. Set schedule=1F1B, or start 2 processes.")
+    "strategy.sharding is 'zero1': no. Set strategy.schedule=1F1B, or cluster.devices=2."
+    """
+    return _PROCESSES.sub(r"cluster.devices=\1", _KEY.sub(lambda found: _FULL_KEYS[found[1]], text))
+
+
+def _planned(config: RunConfig, world: World) -> Plan:
+    given = config.strategy
+    layout = resolve_layout(
+        world_size=world.size,
+        data_parallel_size=given.data_parallel_size,
+        tensor_parallel_size=given.tensor_parallel_size,
+        pipeline_parallel_size=given.pipeline_parallel_size,
+        data_parallel_replicate_size=given.data_parallel_replicate_size,
+        sharding=given.sharding,
+        sequence_parallel=given.sequence_parallel,
+        schedule=given.schedule,
+        stages_per_rank=given.stages_per_rank,
+        activation_checkpoint=given.activation_checkpoint,
+    )
+    shape = shape_of(config)
+    batch = _batch(config, layout)
+    check_layout(layout, shape=shape, batch=batch, gpus_per_node=world.devices if world.num_nodes > 1 else None)
+    return _plan(config, layout, batch, shape)
+
+
+def _batch(config: RunConfig, layout: Layout) -> BatchSpec:
+    """The batch. Of the user's own data the size is not known before it runs; then only the cutting is."""
+    given, accumulate = config.strategy, config.trainer.accumulate_grad_batches
+    size = batch_size_of(config)
+    if size is None:
+        return BatchSpec(0, given.num_microbatches or 1, accumulate)
+    return resolve_batch(
+        layout,
+        global_batch_size=size,
+        num_microbatches=given.num_microbatches,
+        micro_batch_size=given.micro_batch_size,
+        accumulate_grad_batches=accumulate,
+    )
+
+
+def _plan(config: RunConfig, layout: Layout, batch: BatchSpec, shape: ModelShape | None) -> Plan:
+    if shape is not None:
+        decided = Decisions(config.optimizer, config.learning_rate, config.strategy.stage_cuts)
+        return build_plan(layout, batch, shape, decided)
+    schedule = find_schedule(layout.schedule)
+    sizes = (layout.pipeline_parallel_size, layout.stages_per_rank)
+    bubble = schedule.bubble_fraction(*sizes, batch.num_microbatches)
+    return Plan(layout, batch, bubble, extra={"stage_ranks": list(schedule.stage_ranks(*sizes))})

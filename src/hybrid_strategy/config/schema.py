@@ -1,0 +1,84 @@
+"""The schema that Hydra composes into, and the check of what stands in the open groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
+
+from hybrid_strategy.config.door import door, from_plain
+from hybrid_strategy.config.folders import name_folder, new_stamp
+from hybrid_strategy.config.literal import escape
+from hybrid_strategy.config.messages import explained
+from hybrid_strategy.config.settings import OPEN_GROUPS, ClusterSettings, RunConfig
+from hybrid_strategy.config.targets import open_kinds
+from hybrid_strategy.errors import ConfigError, message
+
+SCHEMA = "hybrid_schema"
+
+
+def register() -> None:
+    """Tells Hydra the schema (`defaults: - hybrid_schema`) and the resolvers of this command; both may be told again."""
+    ConfigStore.instance().store(SCHEMA, door(RunConfig, OPEN_GROUPS), provider="hybrid_strategy")
+    stamp = new_stamp()
+
+    def run_dir(given: str | None, output_dir: str, name: str) -> str:
+        return str(given) if given else f"{name_folder(str(output_dir), str(name))}/{stamp}"
+
+    OmegaConf.register_new_resolver("hybrid_run_dir", run_dir, replace=True)
+
+
+def read(config: DictConfig, run_dir: str | None = None) -> RunConfig:
+    """The frozen configuration from a composed one; everything resolved, every shipped key typed.
+
+    Raises:
+        ConfigError: a key that does not exist, a value of the wrong type, or one that is missing.
+    """
+    config = deepcopy(config)
+    try:
+        with read_write(config), open_dict(config):
+            if "hydra" in config:
+                del config["hydra"]
+            if run_dir is not None:
+                config.paths.run_dir = run_dir
+        values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise explained(error) from error
+    return from_values({str(key): value for key, value in values.items()})  # type: ignore[union-attr]
+
+
+def from_values(values: Mapping[str, Any]) -> RunConfig:
+    """The frozen configuration from resolved plain containers, such as a run folder's `config.yaml`."""
+    checked = dict(values)
+    for group in OPEN_GROUPS:
+        checked[group] = _typed(group, dict(checked.get(group) or {}))
+    checked["cluster"] = from_plain(ClusterSettings, checked["cluster"])
+    return from_plain(RunConfig, checked)
+
+
+def _typed(group: str, values: dict[str, Any]) -> dict[str, Any]:
+    """The values of an open group with defaults and types where `_target_` is known."""
+    for path, kind in open_kinds(group, values).items():
+        _, _, entry = path.partition(".")
+        if entry:
+            values[entry] = _merged(path, kind, values[entry])
+        else:
+            values = _merged(path, kind, values)
+    for name, entry in values.items() if group in ("callbacks", "logger") else ():
+        if entry is not None and (not isinstance(entry, Mapping) or "_target_" not in entry):
+            rule = f"each entry of {group} is a mapping with a _target_"
+            raise ConfigError(message(f"{group}.{name}", entry, rule, "", f"Set {group}.{name}._target_, or {group}.{name}=null"))
+    return values
+
+
+def _merged(path: str, kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        literal = OmegaConf.create(escape(values), flags={"allow_objects": True})
+        merged = OmegaConf.merge(OmegaConf.structured(door(kind)), literal)
+        return OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        raise explained(error, kind, path) from error

@@ -1,0 +1,44 @@
+"""A run folder's `config.yaml`: resolved once by the parent, read unchanged by every rank."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from hybrid_strategy.config.literal import escape
+from hybrid_strategy.config.schema import from_values
+from hybrid_strategy.config.settings import RunConfig
+
+CONFIG_FILE = "config.yaml"
+PLAN_FILE = "plan.json"
+RESULT_FILE = "result.json"
+
+
+def as_values(config: RunConfig) -> dict[str, Any]:
+    """The configuration as nested plain containers."""
+    values: dict[str, Any] = _lists(asdict(config))
+    return values
+
+
+def write_config(config: RunConfig, run_dir: Path) -> Path:
+    """Writes `config.yaml`; text that looks like an interpolation is escaped, so that reading it resolves nothing."""
+    path = run_dir / CONFIG_FILE
+    path.write_text(OmegaConf.to_yaml(OmegaConf.create(escape(as_values(config)))), encoding="utf-8")
+    return path
+
+
+def read_config(run_dir: Path) -> RunConfig:
+    """The configuration that `write_config` wrote."""
+    values = OmegaConf.to_container(OmegaConf.load(run_dir / CONFIG_FILE), resolve=True)
+    return from_values({str(key): value for key, value in values.items()})  # type: ignore[union-attr]
+
+
+def _lists(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _lists(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_lists(each) for each in value]
+    return value

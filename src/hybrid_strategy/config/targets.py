@@ -1,0 +1,178 @@
+"""What may stand in an open group, by `_target_`: the keys of what is shipped are typed, those of the user's own are free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from hybrid_strategy.config.settings import ClusterSettings, RunConfig
+from hybrid_strategy.spec.model_shape import ModelShape
+
+LANGUAGE_MODEL = "hybrid_strategy.modules.language_model.LanguageModel"
+TEXT_DATA = "hybrid_strategy.modules.text_data.TextDataModule"
+
+
+@dataclass(frozen=True)
+class LanguageModelSettings:
+    """The fields of `ModelShape`, and how the model is made."""
+
+    hidden_size: int
+    num_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+    vocab_size: int
+    sequence_length: int
+    _target_: str = LANGUAGE_MODEL
+    num_key_value_heads: int = 0
+    head_dim: int = 0
+    family: str = "llama"
+    gated_mlp: bool = True
+    tied_embeddings: bool = False
+    bias: bool = False
+    learned_positions: bool = False
+
+
+@dataclass(frozen=True)
+class TextDataSettings:
+    """The arguments of `TextDataModule`; `sequence_length` and `vocab_size` are the model's unless they are given."""
+
+    _target_: str = TEXT_DATA
+    files: tuple[str, ...] = ()
+    global_batch_size: int = 32
+    sequence_length: int | None = None
+    vocab_size: int | None = None
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """Lightning's ModelCheckpoint. File names hold no `=`, which Hydra's grammar refuses in `resume=...`."""
+
+    _target_: str = "lightning.pytorch.callbacks.ModelCheckpoint"
+    dirpath: str | None = None
+    filename: str | None = None
+    monitor: str | None = None
+    mode: str = "min"
+    save_last: bool | str | None = None
+    save_top_k: int = 1
+    save_weights_only: bool = False
+    every_n_train_steps: int | None = None
+    every_n_epochs: int | None = None
+    save_on_train_epoch_end: bool | None = None
+    auto_insert_metric_name: bool = False
+    enable_version_counter: bool = True
+    verbose: bool = False
+
+
+@dataclass(frozen=True)
+class EarlyStoppingSettings:
+    """Lightning's EarlyStopping."""
+
+    monitor: str
+    _target_: str = "lightning.pytorch.callbacks.EarlyStopping"
+    mode: str = "min"
+    patience: int = 3
+    min_delta: float = 0.0
+    check_finite: bool = True
+    stopping_threshold: float | None = None
+    divergence_threshold: float | None = None
+    check_on_train_epoch_end: bool | None = None
+    verbose: bool = False
+
+
+@dataclass(frozen=True)
+class LearningRateMonitorSettings:
+    """Lightning's LearningRateMonitor."""
+
+    _target_: str = "lightning.pytorch.callbacks.LearningRateMonitor"
+    logging_interval: str | None = None
+    log_momentum: bool = False
+    log_weight_decay: bool = False
+
+
+@dataclass(frozen=True)
+class ThroughputSettings:
+    """`hybrid_strategy.callbacks.throughput.Throughput`."""
+
+    _target_: str = "hybrid_strategy.callbacks.throughput.Throughput"
+    window_steps: int = 20
+
+
+@dataclass(frozen=True)
+class ProgressSettings:
+    """`hybrid_strategy.callbacks.progress.ProgressLine`."""
+
+    _target_: str = "hybrid_strategy.callbacks.progress.ProgressLine"
+    refresh_seconds: float = 0.5
+    plain_seconds: float = 10.0
+
+
+@dataclass(frozen=True)
+class CsvSettings:
+    """Lightning's CSVLogger."""
+
+    _target_: str = "lightning.pytorch.loggers.CSVLogger"
+    save_dir: str | None = None
+    name: str | None = None
+    version: int | str | None = None
+    prefix: str = ""
+    flush_logs_every_n_steps: int = 100
+
+
+@dataclass(frozen=True)
+class WandbSettings:
+    """`hybrid_strategy.reporting.wandb_run.WandbRunLogger`. `mode`: `auto` is online where a key is set, else offline."""
+
+    _target_: str = "hybrid_strategy.reporting.wandb_run.WandbRunLogger"
+    project: str = "hybrid-strategy"
+    entity: str | None = None
+    name: str | None = None
+    group: str | None = None
+    job_type: str | None = "train"
+    notes: str | None = None
+    tags: tuple[str, ...] = ()
+    id: str | None = None
+    mode: str = "auto"
+    save_dir: str | None = None
+    init_timeout: float = 20.0
+    finish_timeout: float = 30.0
+
+
+SHIPPED: tuple[type, ...] = (
+    CheckpointSettings,
+    EarlyStoppingSettings,
+    LearningRateMonitorSettings,
+    ThroughputSettings,
+    ProgressSettings,
+    CsvSettings,
+    WandbSettings,
+    LanguageModelSettings,
+    TextDataSettings,
+)
+BY_TARGET: Mapping[str, type] = {kind._target_: kind for kind in SHIPPED}  # type: ignore[attr-defined]
+
+
+def open_kinds(group: str, values: Mapping[str, Any]) -> dict[str, type]:
+    """Dotted path -> the dataclass its keys must come from, for everything typed in an open group."""
+    if group == "cluster":
+        return {"cluster": ClusterSettings}
+    if group in ("callbacks", "logger"):
+        entries = {f"{group}.{name}": entry for name, entry in values.items() if isinstance(entry, Mapping)}
+    else:
+        entries = {group: values}
+    found = {path: BY_TARGET.get(str(entry.get("_target_"))) for path, entry in entries.items()}
+    return {path: kind for path, kind in found.items() if kind is not None}
+
+
+def shape_of(config: RunConfig) -> ModelShape | None:
+    """The sizes of the model; None where it is the user's own."""
+    if config.model.get("_target_") != LANGUAGE_MODEL:
+        return None
+    return ModelShape(**{each.name: config.model[each.name] for each in fields(ModelShape)})
+
+
+def batch_size_of(config: RunConfig) -> int | None:
+    """Samples of an optimizer step; None where the data is the user's own."""
+    if config.data.get("_target_") != TEXT_DATA:
+        return None
+    return int(config.data["global_batch_size"])
