@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,15 @@ from hybrid_strategy.spec.model_shape import ModelShape
 from hybrid_strategy.spec.training import LearningRateSpec, OptimizerSpec
 
 SHAPE = ModelShape(16, 2, 4, 20, 24, 8)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Two threads on a busy machine wait for each other longer than they compute."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def loader() -> DataLoader[dict[str, torch.Tensor]]:
@@ -38,10 +48,10 @@ def trainer(**options: Any) -> Trainer:
 @pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*LeafSpec.*:FutureWarning")
 def test_trains_and_evaluates_under_plain_lightning() -> None:
     module = LanguageModel(SHAPE, OptimizerSpec(learning_rate=1e-2), LearningRateSpec(warmup_steps=2))
-    run = trainer(max_steps=9)
+    run = trainer(max_steps=3)
     run.fit(module, loader(), loader())
     first = float(run.callback_metrics["val_loss"])
-    run = trainer(max_steps=60, max_epochs=-1)
+    run = trainer(max_steps=30, max_epochs=-1)
     run.fit(module, loader(), loader())
     assert float(run.callback_metrics["val_loss"]) < first - 0.1
     assert run.callback_metrics.keys() == {"train_loss", "val_loss"}
