@@ -18,16 +18,13 @@ from hybrid_strategy.parallel.activation_checkpoint import checkpoint_units
 from hybrid_strategy.parallel.materialise import Initialiser, check_buffers
 from hybrid_strategy.parallel.parameters import Slot, collect_slots
 from hybrid_strategy.parallel.sharding._base import Sharding
-from hybrid_strategy.parallel.stages import StageContext, cut_model, find_units
+from hybrid_strategy.parallel.stages import StageContext, cut_model, find_units, put_gates
 from hybrid_strategy.parallel.tensor.apply import TensorShard, apply_tensor_parallel
-from hybrid_strategy.planning.balance import cut_units
+from hybrid_strategy.planning.balance import cut_units, parameter_costs
 from hybrid_strategy.planning.layouts import find_schedule
 from hybrid_strategy.registry import find
 from hybrid_strategy.spec.parallel_plan import ParallelPlan, matches
 from hybrid_strategy.spec.shard import ShardSpec
-
-EMBEDDING_COST_SHARE = 0.25
-"""Weight of an embedding's parameters in the balance of stages, relative to those of a layer: a lookup costs memory, not time."""
 
 
 @dataclass
@@ -90,6 +87,8 @@ def parallelize(
     absent = _cut(root, units, bounds, groups, context)
     check_buffers(module)
     shards = _slice(root, plan, groups, absent)
+    if absent:
+        put_gates(root, units, absent, context)
     _checkpoint(root, plan, units, absent, groups.layout.activation_checkpoint)
     inside = {id(parameter) for parameter in root.parameters()}
     shared = {name for name, each in module.named_parameters() if id(each) not in inside}
@@ -143,10 +142,7 @@ def _stages(
     units = find_units(root, plan.units)
     modules = [root.get_submodule(name) for name in units]
     counts = [sum(each.numel() for each in module.parameters()) for module in modules]
-    costs = [
-        count * (EMBEDDING_COST_SHARE if isinstance(module, nn.Embedding) else 1.0)
-        for count, module in zip(counts, modules, strict=True)
-    ]
+    costs = parameter_costs(counts, [isinstance(module, nn.Embedding) for module in modules])
     stages = cut_units(units, layout.num_stages, costs, stage_cuts)
     bounds = [0]
     for stage in stages:

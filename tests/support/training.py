@@ -30,6 +30,9 @@ SHAPE = ModelShape(
 )
 
 
+ADAM_RATE = 1e-3
+
+
 class Tokens(Dataset[dict[str, torch.Tensor]]):
     """Random token rows, the same on every rank."""
 
@@ -46,9 +49,9 @@ class Tokens(Dataset[dict[str, torch.Tensor]]):
 class TinyLM(pl.LightningModule):
     """An ordinary module: knows nothing of parallelism."""
 
-    def __init__(self, shape: ModelShape = SHAPE, learning_rate: float = 1e-2, meta: bool = True) -> None:
+    def __init__(self, shape: ModelShape = SHAPE, optimizer: str = "adamw", meta: bool = True) -> None:
         super().__init__()
-        self.shape, self.learning_rate, self.meta = shape, learning_rate, meta
+        self.shape, self.optimizer, self.meta = shape, optimizer, meta
         self.model: nn.Module | None = None
 
     def configure_model(self) -> None:
@@ -67,7 +70,9 @@ class TinyLM(pl.LightningModule):
         self.log("val_loss", F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten()))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), lr=self.learning_rate)
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.9)
+        return torch.optim.AdamW(self.parameters(), lr=ADAM_RATE)
 
 
 @dataclass
@@ -179,17 +184,21 @@ def compare(reference: list[dict[str, Any]], records: list[dict[str, Any]], loss
     for step, wanted in enumerate(reference[0]["steps"]):
         for record in records:
             got = record["steps"][step]
-            assert abs(got["loss"] - wanted["loss"]) <= loss * abs(wanted["loss"]), f"step {step}: {got['loss']} for {wanted['loss']}"
+            assert abs(got["loss"] - wanted["loss"]) <= loss * abs(wanted["loss"]), (
+                f"step {step}: {got['loss']} for {wanted['loss']}"
+            )
             assert got["logged"].keys() == wanted["logged"].keys()
             for key, value in wanted["logged"].items():
-                assert abs(got["logged"][key] - value) <= loss * abs(value) + 1e-9, f"step {step}: {key} {got['logged'][key]} for {value}"
+                assert abs(got["logged"][key] - value) <= loss * abs(value) + 1e-9, (
+                    f"step {step}: {key} {got['logged'][key]} for {value}"
+                )
         for what in ("gradients", "weights"):
             want = assemble(reference, lambda record, s=step, w=what: record["steps"][s][w])
             have = assemble(records, lambda record, s=step, w=what: record["steps"][s][w])
             assert want.keys() == have.keys(), f"step {step}: {what} of {want.keys() ^ have.keys()}"
-            scale = max(value.abs().max().item() for value in want.values()) if what == "gradients" else None
+            scale = max(value.abs().max().item() for value in want.values())
+            # Adam divides by the gradient's size, so that rounding in a tiny gradient can move a weight by a share of the rate
+            bound = gradient * scale if what == "gradients" else 1e-5 * scale + 0.05 * ADAM_RATE
             for name, value in want.items():
                 error = (have[name] - value).abs().max().item()
-                size = scale if scale is not None else value.abs().max().item()
-                bound = gradient if what == "gradients" else 1e-4
-                assert error <= bound * size, f"step {step}: {what} {name} differ by {error} of {size}"
+                assert error <= bound, f"step {step}: {what} {name} differ by {error}, more than {bound}"

@@ -126,22 +126,23 @@ def find_units(model: nn.Module, patterns: Sequence[str]) -> list[str]:
 
 
 def cut_model(model: nn.Module, units: Sequence[str], kept: set[int], context: StageContext) -> set[str]:
-    """Takes the units whose index is not in `kept` out of the model and puts gates on the rest.
+    """Takes the units whose index is not in `kept` out of the model.
 
     Returns:
         The names of the units that were taken out.
     """
-    absent: set[str] = set()
-    for index, name in enumerate(units):
-        parent_name, _, child = name.rpartition(".")
-        parent = model.get_submodule(parent_name)
-        unit = model.get_submodule(name)
-        if index in kept:
-            _put_gate(unit, index, context)
-        else:
-            parent._modules[child] = AbsentUnit(unit, context)
-            absent.add(name)
+    absent = {name for index, name in enumerate(units) if index not in kept}
+    for name in absent:
+        parent, _, child = name.rpartition(".")
+        model.get_submodule(parent)._modules[child] = AbsentUnit(model.get_submodule(name), context)
     return absent
+
+
+def put_gates(model: nn.Module, units: Sequence[str], absent: set[str], context: StageContext) -> None:
+    """Puts gates on the units that are left; after the transforms that look at a layer's class."""
+    for index, name in enumerate(units):
+        if name not in absent:
+            _put_gate(model.get_submodule(name), index, context)
 
 
 def _put_gate(unit: nn.Module, index: int, context: StageContext) -> None:

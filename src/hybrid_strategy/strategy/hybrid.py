@@ -290,10 +290,13 @@ class HybridParallelStrategy(CheckpointMixin, ParallelStrategy):
             "predict": plugin.predict_step_context,
         }
         batch, *rest = (*args, *kwargs.values())
-        return StepCall(kind, function, contexts[kind], batch, tuple(rest), self._real_rows(kind, rest))
+        mesh = self._position(kind, rest)
+        if mesh is None or not rest or not isinstance(rest[0], int):
+            return StepCall(kind, function, contexts[kind], batch, tuple(rest))
+        return StepCall(kind, function, contexts[kind], batch, tuple(rest), mesh.rows_of(rest[0]), mesh.global_rows_of(rest[0]))
 
-    def _real_rows(self, kind: str, arguments: Sequence[Any]) -> int | None:
-        """Rows of the present batch that are samples of this rank, or `None` where the loader does not know."""
+    def _position(self, kind: str, arguments: Sequence[Any]) -> Any:
+        """What the present loader knows of its batches, or `None`."""
         trainer = self._user_module().trainer
         loaders: Any = {
             "train": lambda: trainer.train_dataloader,
@@ -303,11 +306,7 @@ class HybridParallelStrategy(CheckpointMixin, ParallelStrategy):
         }[kind]()
         index = arguments[1] if len(arguments) > 1 else 0
         loader = loaders[index] if isinstance(loaders, Sequence) and kind != "train" else loaders
-        rows_of = getattr(getattr(loader, "mesh", None), "rows_of", None)
-        if rows_of is None or not arguments or not isinstance(arguments[0], int):
-            return None
-        rows: int = rows_of(arguments[0])
-        return rows
+        return getattr(loader, "mesh", None)
 
     def _receive(self, gradient: Tensor, scale: float) -> None:
         """Called by autograd where Lightning runs backward."""

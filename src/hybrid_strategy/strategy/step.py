@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
@@ -22,6 +23,9 @@ from hybrid_strategy.spec.table import ScheduleTable
 from hybrid_strategy.strategy.outputs import StepLoss, combine_outputs, read_loss
 from hybrid_strategy.strategy.routed_log import Combined, LogExchange, LogRecorder, replay
 
+_TOKENS_PER_ROW = 1024.0
+"""Keeps loss weights near 1 while tokens are not counted yet, for the range of half precision; any number is right."""
+
 
 @dataclass
 class StepCall:
@@ -33,6 +37,7 @@ class StepCall:
         context: makes the precision context of one forward pass.
         arguments: what Lightning passes after the batch.
         real_rows: samples of this rank's batch that count; 0 where the batch only keeps the rank busy. `None`: all.
+        run_rows: samples of this step on all data-parallel ranks together. `None`: not known, the ranks add them up.
     """
 
     kind: str
@@ -41,6 +46,7 @@ class StepCall:
     batch: Any
     arguments: tuple[Any, ...]
     real_rows: int | None = None
+    run_rows: int | None = None
 
 
 @dataclass
@@ -49,7 +55,7 @@ class _Play:
 
     call: StepCall
     cut: Cut
-    weights: list[float]
+    run_rows: float
     loss_scale: float
     losses: list[StepLoss] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
@@ -117,7 +123,7 @@ class StepEngine:
             The loss of the whole run's batch (mean over all its rows or tokens), and what the user's step returned.
         """
         cut = self._cut(call)
-        play = _Play(call, cut, self._loss_weights(cut, call), loss_scale)
+        play = _Play(call, cut, self._run_rows(call, cut), loss_scale)
         self.made.sharding.begin()
         try:
             self._run(play, train=True)
@@ -134,7 +140,7 @@ class StepEngine:
     def evaluate(self, call: StepCall) -> Any:
         """Forward passes only; returns what the user's step returned, joined over micro-batches (`None` off the last stage)."""
         cut = self._cut(call)
-        play = _Play(call, cut, [1.0] * len(cut.rows), 1.0)
+        play = _Play(call, cut, 1.0, 1.0)
         self.made.sharding.begin()
         try:
             self._run(play, train=False)
@@ -183,10 +189,15 @@ class StepEngine:
             return Cut(cut.micro_batches, [0] * len(cut.rows))
         return cut
 
-    def _loss_weights(self, cut: Cut, call: StepCall) -> list[float]:
-        """Share of each micro-batch in the run's loss, if every data-parallel rank had as many rows as this one."""
-        size = self.groups.layout.data_parallel_size
-        return [rows / (max(cut.num_rows, 1) * size) for rows in cut.rows]
+    def _run_rows(self, call: StepCall, cut: Cut) -> float:
+        """Samples of this step on all data-parallel ranks: the loss is the mean over them, so every rank must know it first."""
+        if call.run_rows is not None:
+            return float(max(call.run_rows, 1))
+        if self.groups.data is None:
+            return float(max(cut.num_rows, 1))
+        rows = torch.tensor([float(cut.num_rows)], dtype=torch.float64, device=self.device)
+        dist.all_reduce(rows, group=self.groups.data)
+        return max(rows.item(), 1.0)
 
     def _run(self, play: _Play, train: bool) -> None:
         self._play = play
@@ -207,27 +218,23 @@ class StepEngine:
             found = replace(found, weight=0.0)
         self._recorder.commit(found.weight)
         play.losses.append(replace(found, loss=found.loss.detach()))
-        return found.loss * (self._weight_of(play, found, micro_batch) * play.loss_scale)
+        return found.loss * (found.weight / self._expected(play, found.counts_tokens) * play.loss_scale)
 
-    def _weight_of(self, play: _Play, found: StepLoss, micro_batch: int) -> float:
-        """By rows it is known beforehand; by tokens relative to the first micro-batch, corrected when all are known."""
-        if not found.counts_tokens:
-            return play.weights[micro_batch]
-        return found.weight / self._expected(play)
+    def _expected(self, play: _Play, counts_tokens: bool) -> float:
+        """The denominator of loss weights, the same on all data-parallel ranks.
 
-    def _expected(self, play: _Play) -> float:
-        """The denominator of this rank's loss weights: what the run's rows or tokens would be if all were like its first."""
-        size = self.groups.layout.data_parallel_size
-        if play.losses and play.losses[0].counts_tokens:
-            return max(play.losses[0].weight, 1.0) * len(play.cut.rows) * size
-        return float(max(play.cut.num_rows, 1) * size)
+        By rows it is exact. Tokens are counted only while the step runs: they are divided by a round number first, and
+        gradients are corrected when all tokens are known.
+        """
+        return play.run_rows * (_TOKENS_PER_ROW if counts_tokens else 1.0)
 
     def _finish_training(self, play: _Play) -> Combined:
         """Shares loss and logs; `sums` of the result are the run's weight, its weighted loss, and this rank's denominator."""
         zero = torch.zeros((), dtype=torch.float64, device=self.device)
         total = zero + sum(each.weight for each in play.losses)
         weighted = sum((each.loss.double() * each.weight for each in play.losses if each.weight), zero)
-        return self._share("train", (total, weighted), (self._expected(play) if self.holds_last_stage else 0.0,))
+        counts_tokens = any(each.counts_tokens for each in play.losses)
+        return self._share("train", (total, weighted), (self._expected(play, counts_tokens),))
 
     def _share(self, kind: str, sums: Sequence[Tensor], own: Sequence[float] = ()) -> Combined:
         records = self._recorder.take()

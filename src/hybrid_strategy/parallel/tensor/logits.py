@@ -68,7 +68,7 @@ class VocabParallelLogits(Tensor):
         """Logits of the same vocabulary around another local part."""
         return VocabParallelLogits.wrap(local, self.span, self.vocab_dim if vocab_dim is None else vocab_dim)
 
-    def gather(self) -> Tensor:  # type: ignore[override]
+    def full_tensor(self) -> Tensor:
         """The whole logits as a plain tensor, differentiable: every rank's gradient is cut to its own columns."""
         if self.whole is not None:
             return self.whole
@@ -141,7 +141,7 @@ def _on_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     name = func.__name__
     if name in ("data_ptr", "untyped_storage", "__dlpack__", "__cuda_array_interface__"):
         raise _unsupported(name)
-    whole_args, whole_kwargs = tree_map_only(VocabParallelLogits, VocabParallelLogits.gather, (args, kwargs))
+    whole_args, whole_kwargs = tree_map_only(VocabParallelLogits, VocabParallelLogits.full_tensor, (args, kwargs))
     result = func(*whole_args, **whole_kwargs)
     if _in_place(name) and isinstance(args[0], VocabParallelLogits):
         args[0].whole = whole_args[0]
@@ -155,5 +155,5 @@ def _in_place(name: str) -> bool:
 
 def _unsupported(what: str) -> ModelError:
     rule = "logits split by vocabulary have no memory of their own"
-    advice = "Call F.cross_entropy on them, or take `logits.gather()` first: the whole as a plain tensor"
+    advice = "Call F.cross_entropy on them, or take `logits.full_tensor()` first: the whole as a plain tensor"
     return ModelError(message("logits", what, rule, "", advice))
