@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.support.ranks import run_ranks
 
 from hybrid_strategy.checkpoint import saving
 from hybrid_strategy.checkpoint.asynchronous import AsyncSaver
@@ -21,6 +20,7 @@ from hybrid_strategy.checkpoint.pieces import Piece
 from hybrid_strategy.checkpoint.verify import find_latest
 from hybrid_strategy.errors import CheckpointError, ConfigError
 from hybrid_strategy.spec.shard import ShardSpec
+from tests.support.ranks import run_ranks
 
 
 def rank_and_size() -> tuple[int, int]:

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tests.support.ranks import run_ranks
 
 from hybrid_strategy.checkpoint import export
 from hybrid_strategy.checkpoint.content import CheckpointContent
@@ -23,6 +22,7 @@ from hybrid_strategy.checkpoint.pieces import Piece
 from hybrid_strategy.checkpoint.saving import save_checkpoint
 from hybrid_strategy.errors import CheckpointError
 from hybrid_strategy.spec.shard import ShardSpec, even_chunk
+from tests.support.ranks import run_ranks
 
 _generator = torch.Generator().manual_seed(1)
 WEIGHTS = {

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support.ranks import run_ranks
 
 from hybrid_strategy.checkpoint.content import CheckpointContent
 from hybrid_strategy.checkpoint.folder import point_last, remove_checkpoint
@@ -15,6 +14,7 @@ from hybrid_strategy.checkpoint.pieces import Piece
 from hybrid_strategy.checkpoint.retention import Retention, prune
 from hybrid_strategy.checkpoint.saving import save_checkpoint
 from hybrid_strategy.errors import ConfigError
+from tests.support.ranks import run_ranks
 
 SCORES = {"a": 0.5, "b": 0.1, "c": 0.9, "d": math.nan, "e": None, "f": 0.3}
 

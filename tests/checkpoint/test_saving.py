@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.support.ranks import run_ranks
 
 from hybrid_strategy.checkpoint import folder as folders
 from hybrid_strategy.checkpoint import storage
@@ -19,6 +18,7 @@ from hybrid_strategy.checkpoint.pieces import Piece, key_path, model_key, optimi
 from hybrid_strategy.checkpoint.saving import SaveOptions, save_checkpoint
 from hybrid_strategy.errors import CheckpointError
 from hybrid_strategy.spec.shard import ShardSpec, even_chunk
+from tests.support.ranks import run_ranks
 
 SHAPES = {
     "net.embed.weight": ((7, 5), torch.float32),
@@ -192,6 +192,25 @@ def test_overwriting_replaces_the_folder(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["last", "last.ckpt"]
 
 
+def test_overwriting_a_link_leaves_its_target(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "a.ckpt", CheckpointContent({"model.w": Piece.whole("w", torch.tensor([1.0]))}))
+    (tmp_path / "last.ckpt").symlink_to("a.ckpt")
+    piece = Piece.whole("w", torch.zeros(1))
+    load_checkpoint(tmp_path / "last.ckpt", {"model.w": piece})
+    assert piece.tensor.item() == 1
+    save_checkpoint(tmp_path / "last.ckpt", CheckpointContent({"model.w": Piece.whole("w", torch.tensor([2.0]))}))
+    assert not (tmp_path / "last.ckpt").is_symlink()
+    load_checkpoint(tmp_path / "a.ckpt", {"model.w": piece})
+    assert piece.tensor.item() == 1
+
+
+def test_a_checkpoint_called_last(tmp_path: Path) -> None:
+    for name in ("last", "other", "last"):
+        save_checkpoint(tmp_path / name, CheckpointContent({"model.w": Piece.whole("w", torch.ones(1))}))
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["last", "other"]
+    assert folders.read_last(tmp_path) is None
+
+
 def test_a_folder_of_other_things_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     with pytest.raises(CheckpointError, match="holds other things"):
@@ -279,8 +298,8 @@ def save_failing(path: str, failing_rank: int, kind: str) -> str:
     original = storage.DigestFile.__init__
     error = OSError(28, "No space left on device") if kind == "full" else PermissionError(13, "Permission denied")
 
-    def failing(self: Any, stream: Any) -> None:
-        original(self, FailingStream(stream, error) if dist.get_rank() == failing_rank else stream)  # type: ignore[arg-type]
+    def failing(self: Any, stream: Any, helper: Any) -> None:
+        original(self, FailingStream(stream, error) if dist.get_rank() == failing_rank else stream, helper)  # type: ignore[arg-type]
 
     storage.DigestFile.__init__ = failing  # type: ignore[method-assign]
     try:

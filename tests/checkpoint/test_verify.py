@@ -10,13 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from tests.support.ranks import run_ranks
 
 from hybrid_strategy.checkpoint import folder as folders
 from hybrid_strategy.checkpoint.content import CheckpointContent
@@ -26,6 +26,7 @@ from hybrid_strategy.checkpoint.pieces import Piece
 from hybrid_strategy.checkpoint.saving import save_checkpoint
 from hybrid_strategy.checkpoint.verify import find_latest, read_meta, verify_checkpoint
 from hybrid_strategy.errors import CheckpointError
+from tests.support.ranks import run_ranks
 
 SMALL = ["meta.pt", "replicated.pt", "rng.pt", "plan.json", "meta.json", ".metadata"]
 BLOCKS = "__0_0.distcp"
@@ -276,21 +277,34 @@ def test_a_rank_that_is_killed_while_writing_ends_the_save_on_the_others(tmp_pat
     assert sorted(each.name for each in (tmp_path / "run").iterdir()) == ["1", "last"]
 
 
-def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real file system of 4 MiB, where mounting is allowed; the check before writing is switched off to get to the failure."""
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 4 MiB, where mounting is allowed."""
     small = tmp_path / "small"
     small.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(small)], capture_output=True).returncode:
         pytest.skip("mounting a tmpfs is not allowed here")
-    try:
-        save(small / "1", 1.0)
-        big = CheckpointContent({"model.w": Piece.whole("w", torch.ones(1200, 1200))})
-        with pytest.raises(CheckpointError, match="does not fit"):
-            save_checkpoint(small / "2", big)
-        monkeypatch.setattr(folders, "check_space", lambda *_: None)
-        with pytest.raises(CheckpointError, match=r"rank 0 could not write it.*No space left on device"):
-            save_checkpoint(small / "2", big)
-        assert sorted(each.name for each in small.iterdir()) == ["1", "last"]
-        assert load(small / "1") == 1.0
-    finally:
-        subprocess.run(["umount", str(small)], check=True)
+    yield small
+    subprocess.run(["umount", str(small)], check=True)
+
+
+def test_a_full_disk(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(small_disk / "1", 1.0)
+    big = CheckpointContent({"model.w": Piece.whole("w", torch.ones(1200, 1200))})
+    with pytest.raises(CheckpointError, match="does not fit"):
+        save_checkpoint(small_disk / "2", big)
+    monkeypatch.setattr(folders, "check_space", lambda *_: None)  # to get to the failure itself
+    with pytest.raises(CheckpointError, match=r"rank 0 could not write it.*No space left on device"):
+        save_checkpoint(small_disk / "2", big)
+    assert sorted(each.name for each in small_disk.iterdir()) == ["1", "last"]
+    assert load(small_disk / "1") == 1.0
+
+
+def test_a_read_only_folder(small_disk: Path) -> None:
+    save(small_disk / "1", 1.0)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    for name in ("1", "2"):
+        with pytest.raises(CheckpointError, match=r"rank 0 could not prepare it.*Read-only file system"):
+            save(small_disk / name, 2.0)
+    assert find_latest(small_disk).path == small_disk / "1"
+    assert load(small_disk / "1") == 1.0

@@ -7,6 +7,7 @@ destroyed its process groups.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from hybrid_strategy.checkpoint.content import CheckpointContent
 from hybrid_strategy.checkpoint.saving import PreparedSave, SaveOptions, SaveReport
 from hybrid_strategy.errors import CheckpointError, ConfigError, did_you_mean, message
 
+_NICENESS = 10
 WHEN_BUSY = ("wait", "skip")
 _TIMEOUT = timedelta(hours=12)  # a rank that died is noticed at once; this bounds only how unevenly the ranks may write
 
@@ -125,6 +127,8 @@ class AsyncSaver:
         self.close()
 
     def _write(self, prepared: PreparedSave, running: _Running) -> None:
+        with contextlib.suppress(OSError):  # training goes first where both want the processor; Linux knows threads by id
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         try:
             running.report = prepared.write(self._writers)
         except BaseException as error:  # delivered by `wait`: a thread has no caller

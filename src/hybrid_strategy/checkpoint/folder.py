@@ -94,7 +94,9 @@ def committed_name(folder: Path) -> str | None:
 
 
 def point_last(path: Path) -> None:
-    """Lets `last` beside `path` name it; a reader sees the old name or the new one."""
+    """Lets `last` beside `path` name it; a reader sees the old name or the new one. A folder called `last` is left alone."""
+    if (path.parent / LAST_FILE).is_dir():
+        return
     beside = path.parent / f"{LAST_FILE}{_PARTIAL}{uuid.uuid4().hex[:8]}"
     try:
         write_bytes(beside, f"{path.name}\n".encode())

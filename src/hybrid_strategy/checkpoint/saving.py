@@ -117,11 +117,14 @@ class PreparedSave:
         Args:
             buffers: by key, from an earlier save; used again where they fit, replaced where not.
         """
+        devices = set()
         for item in self._items:
             source = self._planner.lookup_object(item.index).detach()
             buffers[item.index.fqn] = _host_copy(source, buffers.get(item.index.fqn))
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+            devices.add(source.device)
+        for device in devices:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
         self._planner.hold({item.index.fqn: buffers[item.index.fqn] for item in self._items})
         self._content = CheckpointContent({})
 
