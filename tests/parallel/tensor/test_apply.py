@@ -8,12 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from tests.support.collectives import CountCollectives
-from tests.support.ranks import run_ranks
-from tests.support.tensor_models import Case, train
 from torch import nn
 
 from hybrid_strategy.parallel.tensor.apply import apply_tensor_parallel
+from tests.support.collectives import CountCollectives
+from tests.support.ranks import run_ranks
+from tests.support.tensor_models import Case, train
 
 
 def sliced(case: Case, model: nn.Module, sequence_parallel: bool):

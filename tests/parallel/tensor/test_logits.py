@@ -12,14 +12,14 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from tests.support.collectives import CountCollectives
-from tests.support.ranks import run_ranks
 from torch import Tensor, nn
 
 from hybrid_strategy.errors import ModelError
 from hybrid_strategy.parallel.tensor.logits import VocabParallelLogits
 from hybrid_strategy.parallel.tensor.span import VocabSpan
 from hybrid_strategy.spec.shard import even_chunk
+from tests.support.collectives import CountCollectives
+from tests.support.ranks import run_ranks
 
 BATCH, LENGTH = 3, 4
 

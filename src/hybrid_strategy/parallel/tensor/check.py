@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from math import gcd
@@ -10,6 +9,7 @@ from math import gcd
 from torch import nn
 
 from hybrid_strategy.errors import LayoutError, ModelError, did_you_mean, message
+from hybrid_strategy.parallel.tensor.suggest import module_patterns, without_rules
 from hybrid_strategy.registry import find
 from hybrid_strategy.spec.parallel_plan import ParallelPlan, matches
 from hybrid_strategy.spec.shard import even_chunk
@@ -21,18 +21,13 @@ def check_tensor_parallel(plan: ParallelPlan, size: int) -> None:
     Raises:
         LayoutError: `size` does not divide one of `plan.heads`.
     """
-    common = gcd(*plan.heads.values()) if plan.heads else size
-    valid = [each for each in range(1, common + 1) if common % each == 0]
+    common = gcd(*plan.heads.values())
+    valid = " or ".join(str(each) for each in range(1, common + 1) if common % each == 0)
     for name, heads in plan.heads.items():
         if heads % size:
-            advice = (
-                f"Set tensor_parallel_size to {', '.join(map(str, valid[:-1]))} or {valid[-1]}"
-                if len(valid) > 1
-                else "Set it to 1"
-            )
-            raise LayoutError(
-                message("tensor_parallel_size", size, f"it must divide {name}", f"{size} does not divide {heads}", advice)
-            )
+            numbers = f"{size} does not divide {heads}"
+            advice = f"Set tensor_parallel_size to {valid}"
+            raise LayoutError(message("tensor_parallel_size", size, f"it must divide {name}", numbers, advice))
 
 
 def assign_styles(model: nn.Module, plan: ParallelPlan, size: int, absent: Collection[str] = ()) -> dict[str, str]:
@@ -46,19 +41,18 @@ def assign_styles(model: nn.Module, plan: ParallelPlan, size: int, absent: Colle
             module, or a dimension too short for `size` ranks.
     """
     if not plan.tensor:
-        raise ModelError(_without_rules(model, size))
+        raise ModelError(without_rules(model, size))
     modules = {name: each for name, each in model.named_modules() if not _below(name, absent)}
     styles: dict[str, str] = {}
     for pattern, style in plan.tensor.items():
         found = [name for name in modules if name and matches(pattern, name)]
         if not found and not any(_could_lie_below(pattern, name) for name in absent):
-            rule = "it matches no module of the model"
-            raise ModelError(message("tensor", pattern, rule, "", did_you_mean(pattern, _patterns(model))))
+            rule, advice = "it matches no module of the model", did_you_mean(pattern, module_patterns(model))
+            raise ModelError(message("tensor", pattern, rule, "", advice))
         for name in found:
             if styles.setdefault(name, style) != style:
-                raise ModelError(
-                    message(f"tensor[{name!r}]", style, "one module has one style", f"It also has {styles[name]!r}", "")
-                )
+                numbers = f"It also has {styles[name]!r}"
+                raise ModelError(message(f"tensor[{name!r}]", style, "one module has one style", numbers, "Remove one rule"))
             _check_module(modules[name], name, style, size)
     return {name: styles[name] for name in modules if name in styles}
 
@@ -99,47 +93,3 @@ def _below(name: str, absent: Collection[str]) -> bool:
 def _could_lie_below(pattern: str, name: str) -> bool:
     want, have = pattern.split("."), name.split(".")
     return len(want) >= len(have) and all(fnmatchcase(part, piece) for piece, part in zip(want, have, strict=False))
-
-
-def _patterns(model: nn.Module) -> list[str]:
-    """Names of all modules with numbers turned into `*`, each once."""
-    return list(dict.fromkeys(re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name, _ in model.named_modules() if name))
-
-
-def _without_rules(model: nn.Module, size: int) -> str:
-    """The refusal of a plan without rules: the layers there are, and rules to start from."""
-    layers: dict[str, str] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear | nn.Embedding):
-            kind = type(module).__name__
-            pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
-            layers[pattern] = f"{kind}({', '.join(map(str, reversed(module.weight.shape)))})"
-    listed = ", ".join(f"{name} {layer}" for name, layer in layers.items()) or "no Linear and no Embedding"
-    rules = ", ".join(f'"{name}": "{style}"' for name, style in _suggested(layers).items())
-    return message(
-        "tensor_parallel_size",
-        size,
-        f"{type(model).__name__} has no tensor-parallel rules",
-        f"Its layers: {listed}",
-        f"Give the module `def parallel_plan(self): return ParallelPlan(tensor={{{rules}}})`, after checking each word"
-        if rules
-        else "Set tensor_parallel_size to 1",
-    )
-
-
-def _suggested(layers: Mapping[str, str]) -> dict[str, str]:
-    """A plan to start from: in each sub-block the last Linear is rowwise, those before it colwise."""
-    blocks: dict[str, list[str]] = {}
-    rules: dict[str, str] = {}
-    for name, layer in layers.items():
-        if layer.startswith("Embedding"):
-            rules[name] = "vocab_embedding"
-        else:
-            blocks.setdefault(name.rpartition(".")[0], []).append(name)
-    for block, names in blocks.items():
-        if len(names) == 1:
-            rules |= {names[0]: "vocab_head"} if "*" not in names[0] else {}
-        else:
-            rules |= {block: "replicate_input"} if block else {}
-            rules |= dict.fromkeys(names[:-1], "colwise") | {names[-1]: "rowwise"}
-    return rules
