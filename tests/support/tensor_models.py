@@ -10,6 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hybrid_strategy.models.gpt import GPT
 from hybrid_strategy.models.llama import Llama
 from hybrid_strategy.parallel.tensor.apply import TensorShard
 from hybrid_strategy.spec.model_shape import ModelShape
@@ -96,6 +97,9 @@ class Case:
         if self.model == "llama":
             shape = ModelShape(16, 2, 4, 20, self.vocab, 8, num_key_value_heads=4, tied_embeddings=self.tied)
             model: nn.Module = Llama(shape)
+        elif self.model == "gpt":
+            sizes = {"tied_embeddings": self.tied, "gated_mlp": False, "bias": True, "learned_positions": True}
+            model = GPT(ModelShape(16, 2, 4, 20, self.vocab, 8, **sizes))
         else:
             model = Biased(self.vocab, self.tied)
         generator = torch.Generator().manual_seed(1)

@@ -152,14 +152,10 @@ class Llama(nn.Module):
 
 
 def _check(shape: ModelShape) -> None:
+    _decoder.check_heads(shape)
     for key in ("bias", "learned_positions"):
         if getattr(shape, key):
             raise ModelError(message(f"model.shape.{key}", True, "the family llama has none", "", "Unset it or take family gpt"))
-    if shape.num_attention_heads % shape.kv_heads:
-        rule, numbers = "it must divide num_attention_heads", f"{shape.kv_heads} does not divide {shape.num_attention_heads}"
-        fitting = [each for each in range(1, shape.num_attention_heads + 1) if shape.num_attention_heads % each == 0]
-        advice = f"Set it to one of {', '.join(map(str, fitting))}"
-        raise ModelError(message("model.shape.num_key_value_heads", shape.kv_heads, rule, numbers, advice))
 
 
 class LlamaFamily:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-TENSOR_STYLES = ("colwise", "rowwise", "replicate_input", "sequence_norm", "vocab_embedding", "vocab_head")
+TENSOR_STYLES = ("colwise", "rowwise", "replicate_input", "sequence_norm", "sequence_split", "vocab_embedding", "vocab_head")
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,9 @@ class ParallelPlan:
         tensor: module pattern -> style, one of `TENSOR_STYLES`. `colwise` splits a Linear's outputs, `rowwise` its inputs,
             `replicate_input` is the one point of a sub-block where the input becomes replicated (its backward is the
             all-reduce), `sequence_norm` is a norm whose input is split along the sequence under sequence parallelism,
-            `vocab_embedding` and `vocab_head` split the vocabulary.
+            `sequence_split` a module whose whole output is split along it (learned positions), `vocab_embedding` and
+            `vocab_head` split the vocabulary. A parameter that no rule names is a replica; where it works on split
+            activations it must lie below a `replicate_input`, so that its gradient is summed.
         checkpoint_units: units recomputed in backward under activation checkpointing, default: every unit with a `*`.
         shard_units: units gathered together under `zero3`, default: `units`.
         tied: groups of parameter names that are one parameter.

@@ -48,6 +48,7 @@ EXACT = [
     Case(vocab=7),
     Case(vocab=7, tied=True),
     Case(vocab=8, tied=True),
+    Case("gpt", vocab=10, tied=True),
     Case("biased", vocab=7),
     Case("biased", vocab=11, tied=True),
 ]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hybrid_strategy.errors import LayoutError
 from hybrid_strategy.parallel.tensor import collectives as c
+from hybrid_strategy.parallel.tensor.region import Region
 from tests.support.collectives import CountCollectives
 from tests.support.ranks import run_ranks
 
@@ -36,7 +37,6 @@ def check_forward() -> None:
     torch.testing.assert_close(c.gather_from_sequence(x[rank], group, 0), torch.cat(x, 0), **same)
     torch.testing.assert_close(c.scatter_to_sequence(x[rank], group), total[:, block], **same)
     torch.testing.assert_close(c.scatter_to_sequence(x[rank].transpose(0, 1), group, 0), total.transpose(0, 1)[block], **same)
-    torch.testing.assert_close(c.split_sequence(x[0], group), x[0][:, block], **same)
     widths = WIDTHS[size]
     columns = [torch.randn(2, width, generator=torch.Generator().manual_seed(width)) for width in widths]
     torch.testing.assert_close(c.gather_vocabulary(columns[rank], group, widths), torch.cat(columns, -1), **same)
@@ -73,12 +73,9 @@ def check_transposes() -> None:
     transposed(lambda x: c.gather_vocabulary(x, group, widths), whole_gradient=True)
     transposed(lambda x: c.gather_from_sequence(x, group), whole_gradient=False)
     transposed(lambda x: c.scatter_to_sequence(x, group), whole_gradient=False)
-    rank = dist.get_rank()
-    for enter, shape in ((c.copy_to_region, (2, 4, 3)), (c.split_sequence, (2, 4 // dist.get_world_size(), 3))):
-        x = rank_tensors((2, 4, 3))[0].clone().requires_grad_()
-        gradients = rank_tensors(shape)
-        enter(x, group).backward(gradients[rank])
-        torch.testing.assert_close(x.grad, sum(gradients) if enter is c.copy_to_region else torch.cat(gradients, 1))
+    x, gradients = rank_tensors((2, 4, 3))[0].clone().requires_grad_(), rank_tensors((2, 4, 3))
+    c.copy_to_region(x, group).backward(gradients[dist.get_rank()])
+    torch.testing.assert_close(x.grad, sum(gradients))
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -89,7 +86,7 @@ def test_backward_is_the_transpose(size: int) -> None:
 def count_alone() -> dict[str, int]:
     group, x = dist.group.WORLD, torch.ones(2, 4, 3, requires_grad=True)
     with CountCollectives() as called:
-        for function in (c.copy_to_region, c.reduce_from_region, c.gather_from_sequence, c.scatter_to_sequence, c.split_sequence):
+        for function in (c.copy_to_region, c.reduce_from_region, c.gather_from_sequence, c.scatter_to_sequence):
             assert function(x, group) is x
         assert c.gather_vocabulary(x, group, (3,)) is x
     return dict(called.counts)
@@ -100,9 +97,10 @@ def test_one_rank_does_nothing() -> None:
 
 
 def check_odd_length() -> None:
-    for function in (c.scatter_to_sequence, c.split_sequence):
+    region = Region(dist.group.WORLD, dist.get_rank(), 2, True)
+    for function in (region.leave, region.own_part):
         with pytest.raises(LayoutError, match=r"2 does not divide 5. Pad the sequences or set sequence_parallel=False"):
-            function(torch.ones(2, 5, 3), dist.group.WORLD)
+            function(torch.ones(2, 5, 3))
 
 
 def test_a_sequence_that_does_not_divide_is_refused_before_the_collective() -> None:

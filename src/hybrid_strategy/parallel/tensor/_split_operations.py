@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -154,7 +154,7 @@ def _register_hook(logits: VocabParallelLogits, hook: Callable[[Tensor], Any]) -
             return None if changed is None else changed.local
         return changed.narrow(logits.vocab_dim, logits.span.start, logits.span.width)  # type: ignore[no-any-return]
 
-    return logits.local.register_hook(on_local)
+    return cast(Any, logits.local).register_hook(on_local)
 
 
 def _grad(logits: VocabParallelLogits) -> Any:

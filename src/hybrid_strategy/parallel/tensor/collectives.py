@@ -6,7 +6,6 @@ Each pair below is one operator and its transpose, as in Megatron-LM (arXiv:1909
     reduce_from_region    all-reduce                backward: identity
     gather_from_sequence  all-gather                backward: reduce-scatter
     scatter_to_sequence   reduce-scatter            backward: all-gather
-    split_sequence        slice                     backward: all-gather
     gather_vocabulary     all-gather (last dim)     backward: slice
 
 torch's functional collectives are used because their results are ordinary operator outputs: selective activation
@@ -78,14 +77,8 @@ def gather_from_sequence(x: Tensor, group: ProcessGroup, dim: int = SEQUENCE_DIM
 
 def scatter_to_sequence(x: Tensor, group: ProcessGroup, dim: int = SEQUENCE_DIM) -> Tensor:
     """Partial sums leave the region as shards of the sum: `[b, s, h]` -> `[b, s/n, h]`."""
-    _check_divides(x, group, dim)
+    check_divides(x, group, dim)
     return x if group.size() == 1 else _apply(_Scatter, x, group, dim)
-
-
-def split_sequence(x: Tensor, group: ProcessGroup, dim: int = SEQUENCE_DIM) -> Tensor:
-    """This rank's shard of a replicated `x`: `[b, s, h]` -> `[b, s/n, h]`."""
-    _check_divides(x, group, dim)
-    return x if group.size() == 1 else _apply(_Split, x, group, dim)
 
 
 def gather_vocabulary(x: Tensor, group: ProcessGroup, widths: tuple[int, ...]) -> Tensor:
@@ -103,12 +96,8 @@ def _apply(function: Any, *arguments: Any) -> Tensor:
     return result
 
 
-def _slice(x: Tensor, group: ProcessGroup, dim: int) -> Tensor:
-    length = x.shape[dim] // group.size()
-    return x.narrow(dim, group.rank() * length, length).contiguous()
-
-
-def _check_divides(x: Tensor, group: ProcessGroup, dim: int) -> None:
+def check_divides(x: Tensor, group: ProcessGroup, dim: int) -> None:
+    """Raises LayoutError where dimension `dim` of `x` cannot be split evenly over the group."""
     if x.shape[dim] % group.size():
         rule = "it must divide the sequence length of every micro-batch under sequence_parallel"
         numbers = f"{group.size()} does not divide {x.shape[dim]}"
@@ -154,17 +143,6 @@ class _Scatter(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, group: ProcessGroup, dim: int) -> Tensor:
         ctx.group, ctx.dim = group, dim
         return reduce_scatter(x, group, dim)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return all_gather(grads[0], ctx.group, ctx.dim), None, None
-
-
-class _Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup, dim: int) -> Tensor:
-        ctx.group, ctx.dim = group, dim
-        return _slice(x, group, dim)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:

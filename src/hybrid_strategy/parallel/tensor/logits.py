@@ -9,7 +9,7 @@ A gather is a collective: all tensor-parallel ranks must ask the same of the log
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -60,7 +60,7 @@ class VocabParallelLogits(Tensor):
         if len(span.widths) == 1:
             return local
         dim = vocab_dim % local.dim()
-        logits: VocabParallelLogits = _Shell.apply(local, span, dim)  # type: ignore[no-untyped-call]
+        logits: VocabParallelLogits = cast(Any, _Shell).apply(local, span, dim)
         logits.local, logits.span, logits.vocab_dim, logits.whole = local, span, dim, None
         return logits
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hybrid_strategy.parallel.tensor.collectives import copy_to_region
+from hybrid_strategy.parallel.tensor.random import draws_random_numbers
 from hybrid_strategy.parallel.tensor.region import Region
 from hybrid_strategy.parallel.tensor.styles._style import Style
 
@@ -31,12 +32,27 @@ def _enter(region: Region, module: nn.Module, args: _Args, kwargs: _Kwargs) -> t
     return tuple(convert(value) for value in args), {key: convert(value) for key, value in kwargs.items()}
 
 
+def _own_random_numbers(region: Region, module: nn.Module, args: _Args, kwargs: _Kwargs) -> None:
+    if module.training:
+        tensor = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+        region.random.enter(tensor.device)
+
+
+def _common_random_numbers(region: Region, module: nn.Module, args: _Args, output: Any) -> None:
+    """Where no rowwise layer has been reached: recomputation stops early, or forward failed."""
+    region.random.leave()
+
+
 class ReplicateInput(Style):
     name = "replicate_input"
 
     def install(self, module: nn.Module, region: Region, inside: bool) -> None:
-        if not inside:
-            module.register_forward_pre_hook(partial(_enter, region), with_kwargs=True)
+        if inside:
+            return
+        module.register_forward_pre_hook(partial(_enter, region), with_kwargs=True)
+        if draws_random_numbers(module):
+            module.register_forward_pre_hook(partial(_own_random_numbers, region), with_kwargs=True)
+            module.register_forward_hook(partial(_common_random_numbers, region), always_call=True)
 
 
 PART = ReplicateInput()
