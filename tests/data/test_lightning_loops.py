@@ -143,5 +143,6 @@ def test_prediction_reads_every_sample_once_and_keeps_its_indices(tmp_path):
         one = trainer(tmp_path, 2, rank)
         predicted = one.predict(Reading(), loader)
         mesh = one.predict_dataloaders.mesh
+        assert type(one.predict_dataloaders.batch_sampler).__name__ == "_IndexBatchSamplerWrapper"
         rows += [row for step, batch in enumerate(predicted) for row in batch.tolist()[: mesh.rows_of(step)]]
     assert sorted(rows) == list(range(9))

@@ -12,6 +12,8 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     DistributedSampler,
+    IterDataPipe,
+    MapDataPipe,
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
@@ -352,6 +354,29 @@ def test_a_sampler_that_divides_by_itself_is_refused():
     ):
         with pytest.raises(DataError, match="divides the samples by its own number of replicas"):
             mesh_dataloader(loader, 2, 0, seed=0)
+
+
+class ReadInOrder(IterDataPipe):
+    def __iter__(self):
+        return iter(range(4))
+
+
+class ReadByIndex(MapDataPipe):
+    def __getitem__(self, index):
+        return index
+
+    def __len__(self):
+        return 4
+
+
+@pytest.mark.parametrize("pipe", [ReadInOrder, ReadByIndex])
+def test_data_pipes_are_refused_where_torch_divides_them_by_the_world_size(pipe, monkeypatch):
+    loader = DataLoader(pipe())
+    assert batches(mesh_dataloader(loader, 1, 0, seed=0)) == [[0], [1], [2], [3]]
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+    with pytest.raises(DataError, match="divides a data pipe by the world size"):
+        mesh_dataloader(loader, 1, 0, seed=0)
 
 
 def test_other_iterables_pass_where_there_is_one_rank():

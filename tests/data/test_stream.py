@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 import random
 from itertools import chain
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from hybrid_strategy.data.loader import mesh_dataloader
+from hybrid_strategy.data.stream import Share
 from hybrid_strategy.errors import DataError
 
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
@@ -189,3 +191,8 @@ def test_the_users_dataset_and_collation_are_kept():
     assert mesh.dataset is loader.dataset
     assert list(mesh) == [("marked", {"rows": [1]}), ("marked", {"rows": [3]})]
     assert next(iter(loader)) == ("marked", {"rows": [0]})
+
+
+def test_what_goes_to_the_workers_can_be_pickled():
+    collate = mesh_dataloader(DataLoader(Stream(4), batch_size=1), 2, 1, seed=0).collate_fn
+    assert pickle.loads(pickle.dumps(collate))([7, 8]) == Share(1, 2, torch.tensor([8]))
