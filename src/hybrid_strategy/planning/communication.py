@@ -1,0 +1,164 @@
+"""The communication bill of one step: what each axis moves, how long it takes, and how much of that nothing hides.
+
+Volumes a micro-batch of T = b s / c tokens and hidden size h (arXiv:2205.05198 section 4.2, arXiv:2104.04473 section 3,
+arXiv:1910.02054 section 7): tensor parallel 2 all-reduces a block forward and 2 backward of T h elements, 2 more under full
+recomputation; under sequence parallelism each is an all-gather and a reduce-scatter of the same volume. Pipeline: T h a boundary and way. Context parallel:
+keys and values gathered forward and backward, their gradients scattered. Data parallel, once a step: an all-reduce of the
+gradients, or as much as reduce-scatter and all-gather (ZeRO 1, 2); ZeRO 3 gathers weights twice and scatters gradients once a
+micro-batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hybrid_strategy.planning.links import GroupLink, sent_bytes
+from hybrid_strategy.planning.placement import Placement
+from hybrid_strategy.planning.scenario import Scenario
+from hybrid_strategy.spec.bill import BillLine, CommunicationBill
+
+OVERLAP_COST = 0.18
+"""Share of a hidden message's time that it still costs: it takes processors and memory from the kernels beside it."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Seconds of computation of one rank in one step, behind which messages may hide."""
+
+    forward: float
+    backward: float
+    first_forward: float
+    last_backward: float
+    attention: float = 0.0
+
+
+@dataclass(frozen=True)
+class Messages:
+    """Makes the lines of one scenario; `rank` is the pipeline rank whose messages are counted."""
+
+    scenario: Scenario
+    rank: int = 0
+
+    @property
+    def placement(self) -> Placement:
+        return Placement(self.scenario.layout, self.scenario.cluster)
+
+    @property
+    def calls(self) -> int:
+        """Micro-batches of an optimizer step."""
+        return self.scenario.batch.num_microbatches * self.scenario.batch.accumulate_grad_batches
+
+    @property
+    def layers(self) -> int:
+        return self.scenario.blocks_of(self.rank)
+
+    @property
+    def width_bytes(self) -> float:
+        """One activation of the hidden size over one micro-batch."""
+        return self.scenario.tokens * self.scenario.shape.hidden_size * self.scenario.numerics.compute_bytes
+
+    def line(self, axis: str, what: str, collective: str, link: GroupLink, calls: float, payload: float, text: str) -> BillLine:
+        """One line, exposed in full until something hides it."""
+        sent = calls * sent_bytes(collective, payload, link.size)
+        seconds = calls * link.seconds(collective, payload)
+        words, source = text.split(" | ")
+        return BillLine(axis, what, collective, link.size, link.level, calls, payload, sent, seconds, seconds, words, source)
+
+    # -- inside a micro-batch -------------------------------------------------------------------------------------------
+
+    def tensor_parallel(self) -> list[BillLine]:
+        """All-reduces of the blocks, the embedding's and the head's."""
+        scenario, link = self.scenario, self.placement.link("tensor_parallel")
+        if link.size == 1:
+            return []
+        again = 2 if scenario.layout.activation_checkpoint == "full" else 0
+        ends = sum(stage in (0, scenario.layout.num_stages - 1) for stage in set(scenario.stages_of_rank[self.rank]))
+        ends += 1 if scenario.layout.num_stages == 1 else 0
+        text = "(4 + 2 if recomputed) L m all-reduces of b s h elements | arXiv:2205.05198 section 4.2.1"
+        calls = self.calls * ((4 + again) * self.layers + ends)
+        if not scenario.layout.sequence_parallel:
+            return [self.line("tensor_parallel", "activations", "all_reduce", link, calls, self.width_bytes, text)]
+        text = text.replace("all-reduces", "all-gathers and reduce-scatters")
+        return [
+            self.line("tensor_parallel", "activations", kind, link, calls, self.width_bytes, text)
+            for kind in ("all_gather", "reduce_scatter")
+        ]
+
+    def context_parallel(self) -> list[BillLine]:
+        """Keys and values gathered in both passes, their gradients scattered."""
+        scenario, link = self.scenario, self.placement.link("context_parallel")
+        if link.size == 1:
+            return []
+        shape, split = scenario.shape, scenario.layout.tensor_parallel_size
+        pair = 2 * shape.kv_heads * shape.head_size / split * scenario.tokens * link.size * scenario.numerics.compute_bytes
+        again = 1 if scenario.layout.activation_checkpoint == "full" else 0
+        text = "keys and values of s tokens, L m times | arXiv:2407.21783 section 3.3.2"
+        calls = self.calls * self.layers
+        return [
+            self.line("context_parallel", "keys and values", "all_gather", link, calls * (2 + again), pair, text),
+            self.line("context_parallel", "gradients of keys and values", "reduce_scatter", link, calls, pair, text),
+        ]
+
+    def pipeline_parallel(self) -> list[BillLine]:
+        """One message a stage boundary, micro-batch and way."""
+        scenario, link = self.scenario, self.placement.link("pipeline_parallel")
+        if link.size == 1:
+            return []
+        calls = self.calls * 2 * scenario.layout.stages_per_rank
+        text = "2 v m messages of b s h elements (/t under sequence parallelism) | arXiv:2104.04473 section 3.2"
+        scattered = scenario.layout.tensor_parallel_size if scenario.stack.scatter_sends else 1
+        payload = self.width_bytes / max(scenario.sequence_split, scattered)
+        line = self.line("pipeline_parallel", "activations and gradients", "send", link, calls, payload, text)
+        return [replace(line, exposed_seconds=0.0)]
+
+    # -- once a step, or gathered with each micro-batch -----------------------------------------------------------------
+
+    def data_parallel(self) -> list[BillLine]:
+        """The gradient reduction and, under ZeRO, the weights."""
+        placed, numerics = self.placement, self.scenario.numerics
+        parameters = self.scenario.rank_parameters(self.rank)
+        lines = self._sharded(parameters) if placed.shards.size > 1 else []
+        if placed.replicas.size > 1:
+            axis = "data_parallel_replicate" if placed.shards.size > 1 else "data_parallel"
+            payload = parameters * numerics.reduce_bytes / placed.shards.size
+            text = "2 (n-1)/n g N | arXiv:1910.02054 section 7.1, arXiv:2304.11277 section 3.2.2"
+            lines.append(self.line(axis, "gradients", "all_reduce", placed.replicas, 1, payload, text))
+        return lines
+
+    def _sharded(self, parameters: float) -> list[BillLine]:
+        numerics, link, axis = self.scenario.numerics, self.placement.shards, "data_parallel_shard"
+        third = self.scenario.layout.sharding == "zero3"
+        units = self.layers + 1 if third else 1
+        times = self.calls * units if third else 1
+        weights, gradients = parameters * numerics.gather_bytes / units, parameters * numerics.reduce_bytes / units
+        source = "arXiv:1910.02054 section 7.2"
+        gather = f"(n-1)/n w N{', twice a micro-batch' if third else ''} | {source}"
+        scatter = f"(n-1)/n g N{', once a micro-batch' if third else ''} | {source}"
+        return [
+            self.line(axis, "weights", "all_gather", link, times * (2 if third else 1), weights, gather),
+            self.line(axis, "gradients", "reduce_scatter", link, times, gradients, scatter),
+        ]
+
+
+def hidden_behind(line: BillLine, window: float) -> BillLine:
+    """The line with what does not fit into `window` seconds of computation exposed, and the cost of the overlap."""
+    hidden = min(line.seconds, window)
+    return replace(line, exposed_seconds=line.seconds - hidden + OVERLAP_COST * hidden)
+
+
+def communication_bill(scenario: Scenario, windows: Windows, rank: int = 0) -> CommunicationBill:
+    """All lines of one rank of pipeline rank `rank`, with what the stack overlaps hidden behind `windows`."""
+    messages = Messages(scenario, rank)
+    shown = 1.0 - scenario.stack.tensor_overlap_fraction if scenario.layout.sequence_parallel else 1.0
+    lines = [replace(line, exposed_seconds=line.seconds * shown) for line in messages.tensor_parallel()]
+    lines += [hidden_behind(line, windows.attention / 2) for line in messages.context_parallel()]
+    lines += messages.pipeline_parallel()
+    third = scenario.layout.sharding == "zero3"
+    for line in messages.data_parallel():
+        if third and scenario.stack.overlap_gather and line.axis == "data_parallel_shard":
+            room = windows.forward + windows.backward / 2 if line.collective == "all_gather" else windows.backward / 2
+            line = hidden_behind(line, room)
+        elif (third and scenario.stack.overlap_gather) or scenario.stack.overlap_reduce:
+            line = hidden_behind(line, windows.first_forward if line.collective == "all_gather" else windows.last_backward)
+        lines.append(line)
+    return CommunicationBill(tuple(lines))

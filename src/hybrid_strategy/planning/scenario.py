@@ -1,0 +1,115 @@
+"""One thing to forecast: a model, a layout, a batch, machines, and how they compute. All other files of planning take it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import cast
+
+from hybrid_strategy import registry
+from hybrid_strategy.planning.numerics import NUMERICS, Numerics
+from hybrid_strategy.planning.stacks import ENGINE, Stack
+from hybrid_strategy.spec.batch import BatchSpec
+from hybrid_strategy.spec.cluster import ClusterSpec
+from hybrid_strategy.spec.layout import Layout
+from hybrid_strategy.spec.model_shape import ModelShape
+from hybrid_strategy.spec.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is to be forecast.
+
+    Attributes:
+        stage_layers: blocks of each stage, in order; empty: `even_stage_layers`.
+        schedule_part: a schedule that is not in the registry.
+        recompute_fraction: share of a block's forward pass that `selective` repeats, where it is known better than
+            by the stack's kind.
+    """
+
+    shape: ModelShape
+    layout: Layout
+    batch: BatchSpec
+    cluster: ClusterSpec = field(default_factory=ClusterSpec)
+    numerics: Numerics = NUMERICS["mixed"]
+    stack: Stack = ENGINE
+    stage_layers: tuple[int, ...] = ()
+    schedule_part: Schedule | None = None
+    recompute_fraction: float | None = None
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The schedule that the layout names."""
+        if self.schedule_part is not None:
+            return self.schedule_part
+        return cast("Schedule", registry.find("schedules", self.layout.schedule, "strategy.schedule"))
+
+    @cached_property
+    def layers_of_stage(self) -> tuple[int, ...]:
+        return self.stage_layers or even_stage_layers(self.shape.num_layers, self.layout.num_stages)
+
+    @cached_property
+    def stages_of_rank(self) -> tuple[tuple[int, ...], ...]:
+        """The stages that each pipeline rank holds."""
+        size = self.layout.pipeline_parallel_size
+        if size == 1:
+            return (tuple(range(self.layout.num_stages)),)
+        owners = self.schedule.stage_ranks(size, self.layout.stages_per_rank)
+        return tuple(tuple(stage for stage, owner in enumerate(owners) if owner == rank) for rank in range(size))
+
+    @property
+    def micro_batch_size(self) -> int:
+        return self.batch.micro_batch_size(self.layout.data_parallel_size)
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a micro-batch on one rank: b s, shared out over context-parallel ranks."""
+        return self.micro_batch_size * self.shape.sequence_length / self.layout.context_parallel_size
+
+    @property
+    def sequence_split(self) -> int:
+        """Ranks over which the parts outside products are split: tensor-parallel ranks under sequence parallelism, else 1."""
+        return self.layout.tensor_parallel_size if self.layout.sequence_parallel else 1
+
+    @property
+    def step_tokens(self) -> float:
+        """Tokens of an optimizer step, all ranks together."""
+        return self.batch.global_batch_size * self.shape.sequence_length
+
+    @cached_property
+    def block_parameters(self) -> float:
+        """Parameters of one tensor-parallel rank's part of a block; norms and output biases stay whole."""
+        shape = self.shape
+        whole = shape.hidden_size * (6 if shape.bias else 2)
+        return whole + (shape.layer_parameters - whole) / self.layout.tensor_parallel_size
+
+    def end_parameters(self, stage: int) -> float:
+        """Parameters of the embedding and of the final norm and head, where `stage` has them; a tied head is held again."""
+        shape, total = self.shape, 0.0
+        vocabulary = shape.vocab_size * shape.hidden_size / self.layout.tensor_parallel_size
+        if stage == 0:
+            total += vocabulary + (shape.embedding_parameters - shape.vocab_size * shape.hidden_size)
+        if stage == self.layout.num_stages - 1:
+            total += shape.hidden_size * (2 if shape.bias else 1)
+            total += 0.0 if shape.tied_embeddings and stage == 0 else vocabulary
+        return total
+
+    def blocks_of(self, rank: int) -> int:
+        """Blocks that pipeline rank `rank` holds."""
+        return sum(self.layers_of_stage[stage] for stage in self.stages_of_rank[rank])
+
+    def rank_parameters(self, rank: int) -> float:
+        """Parameters of one tensor-parallel rank of pipeline rank `rank`."""
+        ends = sum(self.end_parameters(stage) for stage in self.stages_of_rank[rank])
+        return self.blocks_of(rank) * self.block_parameters + ends
+
+
+def even_stage_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
+    """Blocks of each stage without knowledge of their costs: even; the ends, which hold embedding and head, are the lighter.
+
+    >>> even_stage_layers(32, 8), even_stage_layers(46, 16)[:2], even_stage_layers(126, 16)[-2:], even_stage_layers(10, 4)
+    ((4, 4, 4, 4, 4, 4, 4, 4), (2, 3), (8, 7), (2, 3, 3, 2))
+    """
+    base, rest = divmod(num_layers, num_stages)
+    first = (num_stages - rest) // 2
+    return tuple(base + (1 if first <= stage < first + rest else 0) for stage in range(num_stages))
