@@ -24,9 +24,15 @@ class FamilyModel(Protocol):
 
 
 class ModelFamily(Protocol):
-    """The `PART` of a family's file."""
+    """The `PART` of a family's file.
+
+    Attributes:
+        name: as in `ModelShape.family`.
+        tiny: a shape for tests: a few heads, odd sizes where the family bears them.
+    """
 
     name: str
+    tiny: ModelShape
 
     def build(self, shape: ModelShape, **options: Any) -> nn.Module:
         """The model on torch's current default device; its parameters' values are not those of a run yet."""

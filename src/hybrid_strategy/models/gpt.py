@@ -163,6 +163,7 @@ class GPTFamily:
     """The door of the registry."""
 
     name = "gpt"
+    tiny = ModelShape(16, 3, 4, 22, 67, 8, 2, family="gpt", gated_mlp=False, bias=True, learned_positions=True)
 
     def build(self, shape: ModelShape, **options: Any) -> nn.Module:
         return GPT(shape, **options)

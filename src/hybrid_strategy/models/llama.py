@@ -162,6 +162,7 @@ class LlamaFamily:
     """The door of the registry."""
 
     name = "llama"
+    tiny = ModelShape(16, 3, 4, 22, 67, 8, num_key_value_heads=2)
 
     def build(self, shape: ModelShape, **options: Any) -> nn.Module:
         return Llama(shape, **options)
