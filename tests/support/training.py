@@ -87,6 +87,7 @@ class Case:
     steps: int = 3
     module: Any = TinyLM
     module_arguments: dict[str, Any] = field(default_factory=dict)
+    checkpoint: str | None = None
 
 
 class Recorder(pl.Callback):
@@ -148,7 +149,7 @@ def train_here(case: Case) -> dict[str, Any]:
             **options,
         )
         loader = DataLoader(data, batch_size=case.batch_size, shuffle=True)
-        trainer.fit(module, loader, DataLoader(data, batch_size=case.batch_size))
+        trainer.fit(module, loader, DataLoader(data, batch_size=case.batch_size), ckpt_path=case.checkpoint)
     final = {name: value.item() for name, value in trainer.callback_metrics.items()}
     return {"initial": recorder.initial, "steps": recorder.steps, "final": final}
 

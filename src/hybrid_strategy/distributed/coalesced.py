@@ -44,5 +44,5 @@ def all_reduce_coalesced(tensors: Sequence[Tensor], group: dist.ProcessGroup | N
         if work is not None:
             work.wait()
         if bucket:
-            pieces = flat.split([tensor.numel() for tensor in bucket])
+            pieces = torch.split(flat, [tensor.numel() for tensor in bucket])
             torch._foreach_copy_(bucket, [piece.view_as(tensor) for piece, tensor in zip(pieces, bucket, strict=True)])

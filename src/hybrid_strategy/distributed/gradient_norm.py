@@ -11,17 +11,18 @@ from torch import Tensor
 
 
 def local_norm_power(gradients: Iterable[Tensor], norm_type: float, device: torch.device) -> Tensor:
-    """Sum of |g|^p over the given gradients (largest |g| for p = inf), accumulated in fp32 (fp64 for fp64 gradients)."""
+    """Sum of |g|^p over the given gradients (largest |g| for p = inf): of a tensor in fp32 or its own fp64, of all in fp64."""
     kept = [gradient.detach() for gradient in gradients]
     if not kept:
-        return torch.zeros((), device=device)
+        return torch.zeros((), dtype=torch.float64, device=device)
     wide = [gradient if gradient.dtype in (torch.float32, torch.float64) else gradient.float() for gradient in kept]
-    norms = torch.stack([norm.to(device) for norm in torch._foreach_norm(wide, norm_type)])
+    # fp64 whatever the gradients are: a rank that owns none must still reduce a number of the same type as its peers
+    norms = torch.stack([norm.to(device, torch.float64) for norm in torch._foreach_norm(wide, norm_type)])
     return norms.max() if math.isinf(norm_type) else norms.pow(norm_type).sum()
 
 
 def total_norm(gradients: Iterable[Tensor], norm_type: float, device: torch.device) -> Tensor:
-    """The norm over the whole model, from the gradients whose pieces this rank owns. One all-reduce of one number.
+    """The norm over the whole model, fp64, from the gradients whose pieces this rank owns. One all-reduce of one number.
 
     Args:
         gradients: gradients of owned pieces only, so that replicas, tied copies and shards count once.
@@ -44,5 +45,5 @@ def clip_by_norm(gradients: Iterable[Tensor], norm: Tensor, max_norm: float) -> 
     grouped: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for gradient in gradients:
         grouped.setdefault((gradient.device, gradient.dtype), []).append(gradient)
-    for (device, _), same in grouped.items():
-        torch._foreach_mul_(same, factor.to(device))
+    for (device, dtype), same in grouped.items():
+        torch._foreach_mul_(same, factor.to(device, dtype))

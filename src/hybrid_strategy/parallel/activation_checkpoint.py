@@ -32,7 +32,7 @@ def checkpoint_units(units: Sequence[nn.Module], kind: str) -> None:
         return
     contexts = partial(create_selective_checkpoint_contexts, _policy) if kind == "selective" else None
     for unit in units:
-        unit.forward = _recomputed(unit.forward, contexts)  # type: ignore[method-assign]
+        unit.forward = _recomputed(unit.forward, contexts)
 
 
 def _recomputed(forward: Callable[..., Any], contexts: Callable[..., Any] | None) -> Callable[..., Any]:

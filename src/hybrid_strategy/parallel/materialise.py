@@ -67,7 +67,8 @@ class Initialiser:
         layer = copy.deepcopy(self._layers[prefix]).to_empty(device="cpu")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(keyed_seed(self._seed, prefix))
-            layer.reset_parameters()
+            reset: Callable[[], None] = layer.reset_parameters  # type: ignore[assignment]
+            reset()
         return dict(layer.named_parameters(recurse=False))
 
 

@@ -14,9 +14,10 @@ from lightning.fabric.utilities.distributed import (
     _init_dist_connection,
     _sync_ddp_if_available,
 )
+from lightning.fabric.utilities.rank_zero import rank_zero_only as lightning_rank_zero_only
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only
 from torch import Tensor
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "distributed_is_initialized",
     "init_process_group",
     "make_script_launcher",
+    "rank_zero_info",
     "ready_to_step",
     "reset_seed",
     "set_rank_zero",
@@ -60,7 +62,8 @@ def attach_mesh(module: pl.LightningModule, mesh: Any) -> None:
 
 
 def set_rank_zero(rank: int) -> None:
-    rank_zero_only.rank = rank  # type: ignore[attr-defined]
+    for decorator in (rank_zero_only, lightning_rank_zero_only):
+        setattr(decorator, "rank", rank)  # noqa: B010 - functions have no typed attributes
 
 
 def ready_to_step(trainer: pl.Trainer) -> bool:

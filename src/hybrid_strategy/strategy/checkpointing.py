@@ -1,141 +1,49 @@
-"""Lightning's checkpoint calls, answered with the folder of `hybrid_strategy.checkpoint`: any layout loads into any other."""
+"""What the strategy saves and loads: this rank's pieces, Lightning's own state, random states, the data position."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
+import lightning.pytorch as pl
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hybrid_strategy.checkpoint.certificate import Certificate
 from hybrid_strategy.checkpoint.content import CheckpointContent
-from hybrid_strategy.checkpoint.folder import remove_checkpoint
 from hybrid_strategy.checkpoint.loading import LoadOptions, load_checkpoint, saved_names
 from hybrid_strategy.checkpoint.pieces import Piece, model_key
-from hybrid_strategy.checkpoint.saving import save_checkpoint
-from hybrid_strategy.errors import CheckpointError, message
+from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.parallel.parameters import Slot
+from hybrid_strategy.parallelize import Parallelized
+from hybrid_strategy.strategy.data_position import present_position, without_loader_state
 from hybrid_strategy.strategy.optimizer_states import allocate, restore_values, state_pieces
 from hybrid_strategy.strategy.random_state import coordinate_key, put_random_state, take_random_state
 
-if TYPE_CHECKING:
-    from hybrid_strategy.strategy.hybrid import HybridParallelStrategy
-
-_log = logging.getLogger(__name__)
 _POSITION = "hybrid_strategy_data_position"
 
 
-class CheckpointMixin:
-    """The part of the strategy that saves and loads."""
+@dataclass
+class Loaded:
+    """What a load brought: Lightning's own state, where the data goes on, and the account of it."""
 
-    optimizers: list[Optimizer]
-    _resume_position: dict[str, Any] | None = None
+    state: dict[str, Any]
+    position: dict[str, Any] | None
+    certificate: Certificate
 
-    @property
-    def lightning_restore_optimizer(self) -> bool:
-        """States are loaded by `load_checkpoint`, straight into this rank's pieces."""
-        return False
 
-    def lightning_module_state_dict(self: HybridParallelStrategy) -> dict[str, Any]:
-        """This rank's pieces by the un-split model's names."""
-        return {key: piece.tensor for key, piece in self._weight_pieces().items()}
+@dataclass
+class StateKeeper:
+    """Gathers and fills the state of one rank."""
 
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Nothing: `save_checkpoint` takes the states itself, by parameter name."""
-        return {}
+    module: pl.LightningModule
+    made: Parallelized
+    groups: Groups
+    optimizers: list[Optimizer] = field(default_factory=list)
 
-    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Nothing: `load_checkpoint` has filled the weights already."""
-
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Nothing: `load_checkpoint` has filled the states already."""
-
-    def save_checkpoint(
-        self: HybridParallelStrategy, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
-    ) -> None:
-        """Writes a checkpoint folder; a collective call.
-
-        Raises:
-            CheckpointError: on every rank, if any rank could not write its part.
-        """
-        if storage_options is not None:
-            raise CheckpointError(
-                message(
-                    "storage_options", type(storage_options).__name__, "the folder is written by all ranks", "", "Leave it out"
-                )
-            )
-        path = Path(self.broadcast(str(filepath)))
-        tensors: dict[str, Piece] = dict(self._weight_pieces())
-        checkpoint.pop("state_dict", None)
-        replicated: dict[str, Any] = {}
-        if checkpoint.pop("optimizer_states", None) is not None:
-            pieces, replicated = state_pieces(self.optimizers, self._named_parameters())
-            tensors.update(pieces)
-        position = self._data_position()
-        content = CheckpointContent(
-            tensors=tensors,
-            replicated=replicated,
-            random_state={coordinate_key(self.groups.coordinate): take_random_state()},
-            state={**checkpoint, _POSITION: position},
-            plan={"layout": vars(self.layout)},
-            meta={"global_step": int(checkpoint.get("global_step", 0)), "epoch": int(checkpoint.get("epoch", 0))},
-        )
-        if path.is_file() and self.is_global_zero:
-            path.unlink()
-        save_checkpoint(path, content)
-
-    def load_checkpoint(
-        self: HybridParallelStrategy, checkpoint_path: str | Path, weights_only: bool | None = None
-    ) -> dict[str, Any]:
-        """Fills weights and optimizer states from a checkpoint of any layout and returns Lightning's own state."""
-        path = Path(self.broadcast(str(checkpoint_path)))
-        module = self._user_module()
-        tensors: dict[str, Piece] = dict(self._weight_pieces())
-        tensors.update(allocate(self.optimizers, self._named_parameters(), saved_names(path)))
-        loaded = load_checkpoint(path, tensors, LoadOptions(strict=module.strict_loading))
-        restore_values(self.optimizers, self._named_parameters(), loaded.small.replicated)
-        self.made.sharding.mark_changed()
-        own = loaded.small.random_state.get(coordinate_key(self.groups.coordinate))
-        if own is not None:
-            put_random_state(own)
-        state = dict(loaded.small.state)
-        self._resume_position = state.pop(_POSITION, None)
-        rank_zero_info("\n".join(loaded.certificate.lines()))
-        return {**state, "state_dict": {}, "optimizer_states": [{} for _ in self.optimizers]}
-
-    def remove_checkpoint(self: HybridParallelStrategy, filepath: str | Path) -> None:
-        if self.is_global_zero:
-            remove_checkpoint(Path(filepath))
-
-    def on_train_start(self: HybridParallelStrategy) -> None:
-        """The loader goes on with the first sample that the saved run had not consumed."""
-        position, self._resume_position = self._resume_position, None
-        mesh = self._train_position()
-        if position is not None and mesh is not None:
-            mesh.load_state_dict(position)
-
-    def _train_position(self: HybridParallelStrategy) -> Any:
-        loader = self._user_module().trainer.train_dataloader
-        return getattr(loader, "mesh", None)
-
-    def _data_position(self: HybridParallelStrategy) -> dict[str, int] | None:
-        trainer = self._user_module().trainer
-        mesh = self._train_position()
-        if mesh is None or not trainer.training:
-            return None
-        done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
-        position: dict[str, int] = mesh.state_dict(done)
-        return position
-
-    def _named_parameters(self: HybridParallelStrategy) -> dict[nn.Parameter, Slot]:
-        sharding = self.made.sharding
-        return {sharding.optimizer_parameter(slot): slot for slot in self.made.slots}
-
-    def _weight_pieces(self: HybridParallelStrategy) -> dict[str, Piece]:
+    def weight_pieces(self) -> dict[str, Piece]:
         """Weights and persistent buffers of this rank, by key."""
         sharding = self.made.sharding
         pieces = {
@@ -143,15 +51,55 @@ class CheckpointMixin:
         }
         coordinate = self.groups.coordinate
         owner = coordinate.data_parallel == 0 and coordinate.tensor_parallel == 0
-        for name, buffer in _persistent_buffers(self._user_module()):
+        for name, buffer in _persistent_buffers(self.module):
             pieces[model_key(name)] = Piece.whole(name, buffer, owner)
         return pieces
 
+    def named_parameters(self) -> dict[nn.Parameter, Slot]:
+        """The slot of each parameter that an optimizer may hold."""
+        sharding = self.made.sharding
+        return {sharding.optimizer_parameter(slot): slot for slot in self.made.slots}
+
+    def content(self, checkpoint: dict[str, Any]) -> CheckpointContent:
+        """All that this rank gives to a checkpoint; `checkpoint` is what Lightning wants saved."""
+        state = {key: value for key, value in checkpoint.items() if key not in ("state_dict", "optimizer_states")}
+        position = present_position(self.module.trainer)
+        if position is not None:
+            state = without_loader_state(state)
+        tensors, replicated = dict(self.weight_pieces()), dict[str, Any]()
+        if "optimizer_states" in checkpoint:
+            pieces, replicated = state_pieces(self.optimizers, self.named_parameters())
+            tensors.update(pieces)
+        return CheckpointContent(
+            tensors=tensors,
+            replicated=replicated,
+            random_state={coordinate_key(self.groups.coordinate): take_random_state()},
+            state={**state, _POSITION: position},
+            plan={"layout": vars(self.groups.layout)},
+            meta={"global_step": int(checkpoint.get("global_step", 0)), "epoch": int(checkpoint.get("epoch", 0))},
+        )
+
+    def load(self, path: Path) -> Loaded:
+        """Fills weights and optimizer states from a checkpoint of any layout."""
+        named = self.named_parameters()
+        tensors = {**self.weight_pieces(), **allocate(self.optimizers, named, saved_names(path))}
+        loaded = load_checkpoint(path, tensors, LoadOptions(strict=self.module.strict_loading))
+        restore_values(self.optimizers, named, loaded.small.replicated)
+        self.made.sharding.mark_changed()
+        own = loaded.small.random_state.get(coordinate_key(self.groups.coordinate))
+        if own is not None:
+            put_random_state(own)
+        state = dict(loaded.small.state)
+        position = state.pop(_POSITION, None)
+        state = {**state, "state_dict": {}, "optimizer_states": [{} for _ in self.optimizers]}
+        return Loaded(state, position, loaded.certificate)
+
 
 def _persistent_buffers(module: nn.Module) -> Sequence[tuple[str, Tensor]]:
-    found: list[tuple[str, Tensor]] = []
-    for prefix, each in module.named_modules():
-        for name, buffer in each._buffers.items():
-            if isinstance(buffer, torch.Tensor) and name not in each._non_persistent_buffers_set:
-                found.append((f"{prefix}.{name}" if prefix else name, buffer))
-    return found
+    def found() -> Iterator[tuple[str, Tensor]]:
+        for prefix, each in module.named_modules():
+            for name, buffer in each._buffers.items():
+                if buffer is not None and name not in each._non_persistent_buffers_set:
+                    yield (f"{prefix}.{name}" if prefix else name), buffer
+
+    return list(found())

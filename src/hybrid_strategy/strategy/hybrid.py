@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -20,13 +21,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from hybrid_strategy.checkpoint.folder import remove_checkpoint
+from hybrid_strategy.checkpoint.saving import save_checkpoint
 from hybrid_strategy.data.loader import mesh_dataloader
 from hybrid_strategy.distributed.groups import Groups, build_groups
+from hybrid_strategy.errors import CheckpointError, message
 from hybrid_strategy.parallelize import Parallelized, parallelize
 from hybrid_strategy.spec.layout import Layout
 from hybrid_strategy.spec.parallel_plan import ParallelPlan
 from hybrid_strategy.strategy import _lightning
-from hybrid_strategy.strategy.checkpointing import CheckpointMixin
+from hybrid_strategy.strategy.checkpointing import StateKeeper
+from hybrid_strategy.strategy.data_position import go_on
 from hybrid_strategy.strategy.hand_over import loss_with_hand_over
 from hybrid_strategy.strategy.manual import check_manual_optimization
 from hybrid_strategy.strategy.options import make_options
@@ -35,7 +40,7 @@ from hybrid_strategy.strategy.step import StepCall, StepEngine
 from hybrid_strategy.strategy.target import find_plan, find_target, run_seed
 
 
-class HybridParallelStrategy(CheckpointMixin, ParallelStrategy):
+class HybridParallelStrategy(ParallelStrategy):
     """Trains any LightningModule, unmodified, under data, tensor, sequence and pipeline parallelism with a sharded optimizer.
 
     The loader's batch is what one data-parallel rank consumes in one training step; it is cut into micro-batches along its
@@ -119,6 +124,7 @@ class HybridParallelStrategy(CheckpointMixin, ParallelStrategy):
         self._made: Parallelized | None = None
         self._engine: StepEngine | None = None
         self._made_of: pl.LightningModule | None = None
+        self._resume_position: dict[str, Any] | None = None
 
     # ------------------------------------------------------------------------------------------- ranks and devices
 
@@ -148,7 +154,7 @@ class HybridParallelStrategy(CheckpointMixin, ParallelStrategy):
 
     @property
     def num_processes(self) -> int:
-        return len(self.parallel_devices or [None])  # type: ignore[list-item]
+        return len(self.parallel_devices) if self.parallel_devices else 1
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
@@ -241,7 +247,12 @@ class HybridParallelStrategy(CheckpointMixin, ParallelStrategy):
         if not isinstance(dataloader, DataLoader):
             return dataloader
         place = self.distributed_sampler_kwargs
-        return mesh_dataloader(dataloader, place["num_replicas"], place["rank"], seed=run_seed(self.options.seed))
+        mine = mesh_dataloader(dataloader, place["num_replicas"], place["rank"], seed=run_seed(self.options.seed))
+        if self._resume_position is not None and self._user_module().trainer.training:
+            # here and not later: Lightning makes the iterator, which reads ahead, right after this
+            go_on(self._user_module().trainer, mine.mesh, self._resume_position)
+            self._resume_position = None
+        return mine
 
     # ------------------------------------------------------------------------------------------------------ steps
 
@@ -335,6 +346,53 @@ class HybridParallelStrategy(CheckpointMixin, ParallelStrategy):
         sharding = self.made.sharding
         owned = [sharding.optimizer_parameter(slot).grad for slot in self.made.slots if slot.shard_spec.owner]
         return [gradient for gradient in owned if gradient is not None and gradient.numel()]
+
+    # ------------------------------------------------------------------------------------------------ checkpoints
+
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        """Optimizer states are loaded by `load_checkpoint`, straight into this rank's pieces."""
+        return False
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """This rank's pieces by the un-split model's names."""
+        return {piece.spec.name: piece.tensor for piece in self._keeper().weight_pieces().values()}
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Nothing: `save_checkpoint` takes the states itself, by parameter name."""
+        return {}
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Nothing: `load_checkpoint` has filled the weights already."""
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Nothing: `load_checkpoint` has filled the states already."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
+        """Writes a checkpoint folder that any layout can load; a collective call.
+
+        Raises:
+            CheckpointError: on every rank, if any rank could not write its part.
+        """
+        if storage_options is not None:
+            rule = "the folder is written by all ranks, without a CheckpointIO"
+            raise CheckpointError(message("storage_options", type(storage_options).__name__, rule, "", "Leave it out"))
+        path = Path(self.broadcast(str(filepath)))
+        save_checkpoint(path, self._keeper().content(checkpoint))
+
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        """Fills weights and optimizer states from a checkpoint of any layout; returns Lightning's own state."""
+        loaded = self._keeper().load(Path(self.broadcast(str(checkpoint_path))))
+        self._resume_position = loaded.position
+        _lightning.rank_zero_info("\n".join(loaded.certificate.lines()))
+        return loaded.state
+
+    def remove_checkpoint(self, filepath: str | Path) -> None:
+        if self.is_global_zero:
+            remove_checkpoint(Path(filepath))
+
+    def _keeper(self) -> StateKeeper:
+        return StateKeeper(self._user_module(), self.made, self.groups, self.optimizers)
 
     # ------------------------------------------------------------------------------------------------ collectives
 

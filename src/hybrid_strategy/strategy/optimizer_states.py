@@ -51,7 +51,7 @@ def state_pieces(optimizers: Sequence[Optimizer], named: Named) -> tuple[dict[st
 def _states(optimizers: Sequence[Optimizer], named: Named) -> Iterator[tuple[Slot, dict[str, Any]]]:
     for optimizer in optimizers:
         for parameter, state in optimizer.state.items():
-            if parameter in named:
+            if isinstance(parameter, nn.Parameter) and parameter in named:
                 yield named[parameter], state
 
 

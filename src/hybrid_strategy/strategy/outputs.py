@@ -72,4 +72,5 @@ def _combine_tensors(tensors: list[Tensor], rows: Sequence[int]) -> Tensor:
     if not tensors[0].is_floating_point():
         return torch.stack(tensors)
     weights = torch.tensor(rows, dtype=tensors[0].dtype, device=tensors[0].device)
-    return torch.tensordot(weights / weights.sum(), torch.stack(tensors), dims=1)
+    mean: Tensor = torch.tensordot(weights / weights.sum(), torch.stack(tensors), dims=1)
+    return mean

@@ -30,7 +30,7 @@ def adapt_precision(plugin: Precision, owned_gradients: OwnedGradients, device: 
         gradients = [p.grad for p in plugin.main_params(optimizer) if p.grad is not None and p.grad.numel()]
         clip_by_norm(gradients, norm, float(clip_val))
 
-    plugin.clip_grad_by_norm = clip  # type: ignore[method-assign, assignment]
+    plugin.clip_grad_by_norm = clip  # type: ignore[method-assign]
     if isinstance(plugin, MixedPrecision) and plugin.scaler is not None and dist.is_initialized():
         plugin.scaler = ShardedGradScaler(device=device.type, process_group=dist.group.WORLD)
 

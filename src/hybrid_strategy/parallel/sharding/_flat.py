@@ -49,14 +49,14 @@ class FlatLayout:
         """This rank's rows -> one block."""
         widths = self.widths()
         block = torch.zeros(sum(widths), dtype=shards[0].dtype, device=shards[0].device)
-        for piece, shard in zip(block.split(widths), shards, strict=True):
+        for piece, shard in zip(torch.split(block, widths), shards, strict=True):
             piece[: shard.numel()].copy_(shard.reshape(-1))
         return block
 
     def shards(self, block: Tensor, index: int) -> list[Tensor]:
         """One block -> views of rank `index`'s rows, in their shapes."""
         views = []
-        for shape, piece in zip(self.shapes, block.split(self.widths()), strict=True):
+        for shape, piece in zip(self.shapes, torch.split(block, self.widths()), strict=True):
             _, rows = even_chunk(shape[0], self.parts, index)
             views.append(piece[: rows * _row(shape)].view(rows, *shape[1:]))
         return views

@@ -136,7 +136,7 @@ class UnitSharding(Sharding):
             for slot in slots:
                 del rest[slot.name]
             unit = _Unit(slots, self._rows, self.groups)
-            module.forward = self._around(unit, module.forward)  # type: ignore[method-assign]
+            module.forward = self._around(unit, module.forward)
             units.append(unit)
         return [*units, _Unit(list(rest.values()), self._rows, self.groups)]
 
