@@ -10,9 +10,26 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ProgressBar
 
 from hybrid_strategy.callbacks.throughput import Throughput
-from hybrid_strategy.units import format_seconds
+from hybrid_strategy.units import format_bytes, format_seconds
 
 _BAR_CELLS = 20
+
+
+class PrepareProgress:
+    """The line while text is prepared: `tokenizer 40 %`. Takes phase, bytes done and bytes in all."""
+
+    def __init__(self, every_seconds: float = 1.0) -> None:
+        self._every, self._shown_at, self._phase = every_seconds, 0.0, ""
+
+    def __call__(self, phase: str, done_bytes: int, total_bytes: int) -> None:
+        now, live, finished = time.monotonic(), sys.stdout.isatty(), done_bytes >= total_bytes
+        if not finished and (not live or now - self._shown_at < self._every) and phase == self._phase:
+            return
+        self._phase, self._shown_at = phase, now
+        share = min(1.0, done_bytes / total_bytes) if total_bytes else 1.0
+        start, end = ("\r\x1b[2K", "\n" if finished else "") if live else ("", "\n")
+        sys.stdout.write(f"{start}preparing text: {phase} {share:.0%} of {format_bytes(total_bytes)}{end}")
+        sys.stdout.flush()
 
 
 class ProgressLine(ProgressBar):
@@ -61,9 +78,8 @@ class ProgressLine(ProgressBar):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        total = self.total_val_batches_current_dataloader
-        word = "first validation" if trainer.sanity_checking else "validation"
-        self._show(f"step {trainer.global_step}  {word} {batch_idx + 1}/{total}")
+        totals = trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
+        self._show(f"step {trainer.global_step}  validation {batch_idx + 1}/{totals[dataloader_idx]}")
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         losses = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val")}

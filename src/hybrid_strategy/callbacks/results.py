@@ -29,6 +29,10 @@ class RunResults(pl.Callback):
             for logger in trainer.loggers:
                 logger.log_metrics({self.metric: value}, step=trainer.global_step)
 
+    def stale(self, trainer: pl.Trainer) -> bool:
+        """Has the model been trained on since it was last validated?"""
+        return bool(self.validation) and self.validation[-1][0] != trainer.global_step
+
     def summary(self, trainer: pl.Trainer) -> dict[str, Any]:
         """Plain values for `result.json`."""
         speed = next((each.mean_tokens_per_second for each in trainer.callbacks if isinstance(each, Throughput)), None)  # type: ignore[attr-defined]

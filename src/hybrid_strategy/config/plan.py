@@ -7,11 +7,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from hybrid_strategy.config.settings import RunConfig, StrategySettings
-from hybrid_strategy.config.targets import batch_size_of, shape_of
+from hybrid_strategy.config.targets import global_batch_size_of, shape_of
 from hybrid_strategy.config.validate import check_words
 from hybrid_strategy.config.world import World, world_of
-from hybrid_strategy.errors import ConfigError
-from hybrid_strategy.planning.batches import resolve_batch
+from hybrid_strategy.errors import ConfigError, message
+from hybrid_strategy.planning.batches import MICROBATCHES_PER_RANK, resolve_batch
 from hybrid_strategy.planning.build_plan import Decisions, build_plan
 from hybrid_strategy.planning.layouts import check_layout, find_schedule, resolve_layout
 from hybrid_strategy.spec.batch import BatchSpec
@@ -80,24 +80,30 @@ def _planned(config: RunConfig, world: World) -> Plan:
         activation_checkpoint=given.activation_checkpoint,
     )
     shape = shape_of(config)
-    batch = _batch(config, layout)
-    check_layout(layout, shape=shape, batch=batch, gpus_per_node=world.devices if world.num_nodes > 1 else None)
+    batch, known = _batch(config, layout)
+    nodes = world.devices if world.num_nodes > 1 else None
+    check_layout(layout, shape=shape, batch=batch if known else None, gpus_per_node=nodes)
     return _plan(config, layout, batch, shape)
 
 
-def _batch(config: RunConfig, layout: Layout) -> BatchSpec:
-    """The batch. Of the user's own data the size is not known before it runs; then only the cutting is."""
+def _batch(config: RunConfig, layout: Layout) -> tuple[BatchSpec, bool]:
+    """The batch, and whether it is known: of the user's own data it may show only when the data is read."""
     given, accumulate = config.strategy, config.trainer.accumulate_grad_batches
-    size = batch_size_of(config)
+    size = global_batch_size_of(config, layout.data_parallel_size)
     if size is None:
-        return BatchSpec(0, given.num_microbatches or 1, accumulate)
-    return resolve_batch(
+        if config.learning_rate.scaling != "none":
+            rule, advice = "it needs the size of the batch", "Set data.batch_size, or learning_rate.scaling=none"
+            raise ConfigError(message("learning_rate.scaling", config.learning_rate.scaling, rule, "", advice))
+        default = MICROBATCHES_PER_RANK * layout.pipeline_parallel_size if layout.pipeline_parallel_size > 1 else 1
+        return BatchSpec(0, given.num_microbatches or default, accumulate), False
+    batch = resolve_batch(
         layout,
         global_batch_size=size,
         num_microbatches=given.num_microbatches,
         micro_batch_size=given.micro_batch_size,
         accumulate_grad_batches=accumulate,
     )
+    return batch, True
 
 
 def _plan(config: RunConfig, layout: Layout, batch: BatchSpec, shape: ModelShape | None) -> Plan:

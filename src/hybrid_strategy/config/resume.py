@@ -23,17 +23,26 @@ def find_checkpoint(config: RunConfig) -> Path | None:
         return None
     if config.resume == "auto":
         runs = Path(name_folder(config.paths.output_dir, config.name))
-        return _newest(path for run in _folders(runs) for path in _folders(run / "checkpoints"))
+        return _newest(path for run in _folders(runs) for path in _checkpoints(run))
     path = Path(config.resume).expanduser()
     if not path.exists():
         raise ConfigError(message("resume", config.resume, "there is no such path", "", "Set a run folder, a checkpoint or auto"))
     if path.is_file() or (path / _MANIFEST).is_file():
         return path.resolve()
-    found = _newest(each for folder in (path / "checkpoints", path) for each in _folders(folder))
+    found = newest_checkpoint(path)
     if found is None:
         rule = "it holds no finished checkpoint"
         raise ConfigError(message("resume", config.resume, rule, "", "Set a run folder, a checkpoint or auto"))
     return found.resolve()
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest finished checkpoint of a run folder or of a folder of checkpoints; None where there is none."""
+    return _newest(_checkpoints(folder))
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return [*_folders(folder / "checkpoints"), *_folders(folder)]
 
 
 def _folders(folder: Path) -> list[Path]:

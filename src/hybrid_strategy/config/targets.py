@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hybrid_strategy.config.settings import ClusterSettings, RunConfig
@@ -31,17 +31,24 @@ class LanguageModelSettings:
     tied_embeddings: bool = False
     bias: bool = False
     learned_positions: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class TextDataSettings:
-    """The arguments of `TextDataModule`; `sequence_length` and `vocab_size` are the model's unless they are given."""
+    """The arguments of `TextDataModule`, with the batch of the whole run in place of one rank's.
+
+    `sequence_length` and `vocab_size` are the model's unless they are given.
+    """
 
     _target_: str = TEXT_DATA
     files: tuple[str, ...] = ()
     global_batch_size: int = 32
     sequence_length: int | None = None
     vocab_size: int | None = None
+    validation_fraction: float = 0.01
+    max_bytes: int | None = None
+    num_workers: int = 0
 
 
 @dataclass(frozen=True)
@@ -171,8 +178,20 @@ def shape_of(config: RunConfig) -> ModelShape | None:
     return ModelShape(**{each.name: config.model[each.name] for each in fields(ModelShape)})
 
 
-def batch_size_of(config: RunConfig) -> int | None:
-    """Samples of an optimizer step; None where the data is the user's own."""
-    if config.data.get("_target_") != TEXT_DATA:
-        return None
-    return int(config.data["global_batch_size"])
+def global_batch_size_of(config: RunConfig, data_parallel_size: int) -> int | None:
+    """Samples of an optimizer step. The user's own data may tell by a key `batch_size`, that of one rank's loader; else None."""
+    if config.data.get("_target_") == TEXT_DATA:
+        return int(config.data["global_batch_size"])
+    rows = config.data.get("batch_size")
+    return rows * data_parallel_size * config.trainer.accumulate_grad_batches if isinstance(rows, int) else None
+
+
+def text_data_arguments(config: RunConfig, batch_size: int) -> dict[str, Any]:
+    """The arguments of `TextDataModule`, with what follows from the model and the batch filled in."""
+    arguments = {key: value for key, value in config.data.items() if key not in ("_target_", "global_batch_size")}
+    for key in ("sequence_length", "vocab_size"):
+        if arguments[key] is None:
+            arguments[key] = config.model.get(key)
+        if arguments[key] is None:  # a model of the user's own that does not say
+            del arguments[key]
+    return {**arguments, "batch_size": batch_size, "seed": config.seed, "cache_dir": config.paths.cache_dir}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hybrid_strategy.config.settings import STRATEGY_TARGET, RunConfig
+from hybrid_strategy.config.targets import TEXT_DATA
 from hybrid_strategy.errors import ConfigError, did_you_mean, message
 from hybrid_strategy.planning.learning_rate import RULES, SCHEDULES
 
@@ -31,6 +32,19 @@ def check_words(config: RunConfig) -> None:
     ):
         _check_word(key, word, known)
     _check_at_least(config)
+    _check_text_fits_model(config)
+
+
+def _check_text_fits_model(config: RunConfig) -> None:
+    """Tokens of the data must be tokens of the model, and its sequences no longer than the model's."""
+    if config.data.get("_target_") != TEXT_DATA:
+        return
+    for key in ("vocab_size", "sequence_length"):
+        given, limit = config.data.get(key), config.model.get(key)
+        if isinstance(given, int) and isinstance(limit, int) and given > limit:
+            raise ConfigError(
+                message(f"data.{key}", given, f"it may not exceed model.{key}", f"That is {limit}", f"Set {limit} or less")
+            )
 
 
 def _check_word(key: str, word: str | None, known: Iterable[str]) -> None:
@@ -46,6 +60,7 @@ def _check_at_least(config: RunConfig) -> None:
         ("trainer.max_steps", config.trainer.max_steps, -1),
         ("learning_rate.warmup_steps", config.learning_rate.warmup_steps, 0),
         ("optimizer.learning_rate", config.optimizer.learning_rate, 0),
+        ("optimizer.weight_decay", config.optimizer.weight_decay, 0),
     ):
         if value < least:
             raise ConfigError(message(key, value, f"it must be {least} or more", "", f"Set {least} or more"))

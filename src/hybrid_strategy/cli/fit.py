@@ -1,0 +1,72 @@
+"""What every rank of `hybrid train` runs: the objects of the configuration, then Lightning's fit."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+
+from hybrid_strategy.callbacks.progress import PrepareProgress
+from hybrid_strategy.callbacks.results import RunResults
+from hybrid_strategy.config.build import build_all, build_data, build_module, build_trainer
+from hybrid_strategy.config.plan import RunPlan, plan_of
+from hybrid_strategy.config.settings import RunConfig
+from hybrid_strategy.config.storage import RESULT_FILE, as_values, read_config
+from hybrid_strategy.modules.text_data import TextDataModule
+from hybrid_strategy.reporting.noise import keep_terminal_clear
+from hybrid_strategy.reporting.wandb_run import WandbRunLogger
+
+
+def run(run_dir: Path) -> None:
+    """Trains as the run folder's `config.yaml` says and leaves `result.json` there."""
+    config = read_config(run_dir)
+    planned = plan_of(config)
+    keep_terminal_clear()
+    _set_up_torch(config)
+    pl.seed_everything(config.seed, workers=True, verbose=False)
+    callbacks, results = build_all(config.callbacks, "callbacks"), RunResults()
+    loggers = build_all(config.logger, "logger")
+    try:
+        trainer = build_trainer(config, planned, [results, *callbacks.values()], list(loggers.values()))
+        _log_configuration(list(loggers.values()), config, planned)
+        module, data = build_module(config, planned), build_data(config, planned)
+        if isinstance(data, TextDataModule) and _is_first():
+            data.progress = PrepareProgress()
+        started = time.monotonic()
+        trainer.fit(module, datamodule=data, ckpt_path=config.resume)
+        seconds = time.monotonic() - started
+        if results.stale(trainer):
+            trainer.validate(module, datamodule=data, verbose=False)
+        if _is_first():
+            _write_result(run_dir, {"seconds": seconds, **results.summary(trainer)}, list(loggers.values()))
+    finally:
+        for logger in loggers.values():
+            if isinstance(logger, WandbRunLogger):
+                logger.finish()
+
+
+def _is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _set_up_torch(config: RunConfig) -> None:
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    torch.set_float32_matmul_precision(config.precision.float32_matmul)
+
+
+def _log_configuration(loggers: list[Any], config: RunConfig, planned: RunPlan) -> None:
+    for logger in loggers:
+        if isinstance(logger, WandbRunLogger):
+            logger.log_hyperparams({**as_values(config), "plan": planned.to_dict()})
+
+
+def _write_result(run_dir: Path, summary: dict[str, Any], loggers: list[Any]) -> None:
+    for logger in loggers:
+        if isinstance(logger, WandbRunLogger):
+            summary["wandb"] = logger.where()
+    (run_dir / RESULT_FILE).write_text(json.dumps(summary, indent=2), encoding="utf-8")

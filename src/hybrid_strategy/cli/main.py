@@ -1,0 +1,69 @@
+"""The one command, `hybrid`: finds the sub-command, runs it, turns what it raises into a message and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from hybrid_strategy.errors import HybridError, did_you_mean, message
+
+COMMANDS = {
+    "train": "train a model under the layout of the configuration",
+    "plan": "show what train would run, and start nothing",
+}
+"""Sub-command -> what it does. Each is the function `run(arguments) -> exit code` of the module of its name in this folder."""
+
+EXIT_CODES = {
+    0: "done",
+    1: "failed while running",
+    2: "the configuration is wrong; nothing was started",
+    3: "no layout fits",
+    4: "a check failed",
+    5: "a sweep ended with failed points",
+    75: "stopped by a signal after a checkpoint was written; start it again",
+    130: "stopped by Ctrl-C",
+}
+
+
+def usage() -> str:
+    """The text of `hybrid --help`."""
+    commands = "\n".join(f"  {name:<8} {what}" for name, what in COMMANDS.items())
+    codes = "\n".join(f"  {code:<8} {what}" for code, what in EXIT_CODES.items())
+    return (
+        f"usage: hybrid <command> [key=value ...]\n\ncommands:\n{commands}\n\n"
+        f"hybrid <command> --help says more; hybrid --version.\n\nexit codes:\n{codes}"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs `hybrid` with these arguments (default: those of the process) and returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if arguments[0] == "--version":
+        print(f"hybrid-strategy {version('hybrid-strategy')}")
+        return 0
+    name, rest = arguments[0], arguments[1:]
+    if name not in COMMANDS:
+        print(message("command", name, "there is no such command", "", did_you_mean(name, COMMANDS)), file=sys.stderr)
+        return 2
+    return _run(name, rest)
+
+
+def _run(name: str, arguments: list[str]) -> int:
+    try:
+        code: int = importlib.import_module(f"hybrid_strategy.cli.{name}").run(arguments)
+        return code
+    except HybridError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("\nstopped by Ctrl-C", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

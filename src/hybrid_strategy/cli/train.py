@@ -1,0 +1,107 @@
+"""`hybrid train`: checks, prints the plan, starts the ranks, sums up."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hybrid_strategy import registry
+from hybrid_strategy.cli.arguments import Arguments, parse, parser
+from hybrid_strategy.cli.hydra_app import check_first, run_app
+from hybrid_strategy.cli.plan import show
+from hybrid_strategy.config.compose import CONFIG_NAME
+from hybrid_strategy.config.messages import quoted
+from hybrid_strategy.config.plan import RunPlan, plan_of
+from hybrid_strategy.config.resume import find_checkpoint, newest_checkpoint
+from hybrid_strategy.config.settings import RunConfig
+from hybrid_strategy.config.storage import PLAN_FILE, RESULT_FILE, write_config
+from hybrid_strategy.errors import ConfigError, HybridError, message
+from hybrid_strategy.launch.job import Job, Launcher
+from hybrid_strategy.reporting.console import make_console
+from hybrid_strategy.reporting.summary import Closing, print_summary
+
+FIT = "hybrid_strategy.cli.fit:run"
+_PLAIN = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The sub-command."""
+    made = parser("train", "Trains a model under the layout of the configuration.")
+    made.add_argument("--multirun", "-m", action="store_true", help="run every combination of comma-separated values")
+    given = parse(made, arguments)
+    if not given.multirun and not given.hydra_flags:
+        check_first(given.source, _check)
+    elif given.cfg:
+        check_first(given.source, lambda config: None)
+    return run_app(given, lambda config, run_dir: train(config, run_dir, given))
+
+
+def _check(config: RunConfig) -> tuple[RunPlan, Path | None, Launcher]:
+    """Everything that can be refused before a process is started."""
+    planned = plan_of(config)
+    if planned.world.num_nodes > 1:
+        rule = "the local launcher starts the processes of one machine"
+        raise ConfigError(message("cluster.num_nodes", planned.world.num_nodes, rule, "", "Set 1"))
+    launcher: Launcher = registry.find("launch.launchers", config.cluster.launcher, "cluster.launcher")
+    return planned, find_checkpoint(config), launcher
+
+
+def train(config: RunConfig, run_dir: Path, given: Arguments) -> None:
+    """One run in its folder.
+
+    Raises:
+        ConfigError: refused before anything is started.
+        WorkerFailedError: a rank failed.
+    """
+    planned, checkpoint, launcher = _check(config)
+    console = make_console()
+    if checkpoint is not None:
+        console.print(f"resuming from {checkpoint}", markup=False, soft_wrap=True)
+        config = replace(config, resume=str(checkpoint))
+    elif config.resume is not None:
+        console.print(f"nothing to resume for {config.name}: starting anew", markup=False, soft_wrap=True)
+        config = replace(config, resume=None)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    write_config(config, run_dir)
+    (run_dir / PLAN_FILE).write_text(json.dumps(planned.to_dict(), indent=2), encoding="utf-8")
+    show(config, planned, console)
+    try:
+        launcher.run(Job(FIT, run_dir, planned.world.devices, _environment(planned)))
+    except (HybridError, KeyboardInterrupt):
+        if newest_checkpoint(run_dir) is not None:
+            print(f"run folder: {run_dir}\nresume: {resume_command(given, run_dir)}", file=sys.stderr)
+        raise
+    result = json.loads((run_dir / RESULT_FILE).read_text(encoding="utf-8"))
+    command = resume_command(given, run_dir, _further(config, result)) if newest_checkpoint(run_dir) else ""
+    print_summary(Closing(result, str(run_dir), command), console)
+
+
+def _further(config: RunConfig, result: Mapping[str, Any]) -> str:
+    """The override that lets a finished run go on as far again; resumed with the same limits it would end at once."""
+    if 0 < config.trainer.max_steps <= result["steps"]:
+        return f"trainer.max_steps={2 * config.trainer.max_steps}"
+    if config.trainer.max_epochs is not None and 0 < config.trainer.max_epochs <= result["epochs"]:
+        return f"trainer.max_epochs={2 * config.trainer.max_epochs}"
+    return ""
+
+
+def _environment(planned: RunPlan) -> dict[str, str]:
+    return {"CUDA_VISIBLE_DEVICES": ""} if planned.world.accelerator == "cpu" else {}
+
+
+def resume_command(given: Arguments, run_dir: Path, further: str = "") -> str:
+    """The command that goes on with this run, ready to paste into a shell; `further` replaces the override of its key."""
+    words = ["hybrid", "train"]
+    if given.source.config_dir is not None:
+        words += ["--config-dir", given.source.config_dir]
+    if given.source.config_name != CONFIG_NAME:
+        words += ["--config-name", given.source.config_name]
+    replaced = {"resume", "paths.run_dir", further.partition("=")[0]}
+    words += [each for each in given.source.overrides if each.partition("=")[0].lstrip("+") not in replaced]
+    resume = f"resume={run_dir}" if set(str(run_dir)) <= _PLAIN else quoted(f"resume={run_dir}")
+    return " ".join([*map(shlex.quote, words), *([further] if further else []), resume])

@@ -1,0 +1,177 @@
+"""One W&B run a job, on rank 0, that never stops the job: no server, no key, no package are a warning.
+
+Online where a key is set, else offline in the run folder; `wandb sync` uploads such a run later. The end waits a bounded time
+for the upload (a helper process of wandb's may otherwise hold a node until its time limit).
+"""
+
+from __future__ import annotations
+
+import atexit
+import netrc
+import os
+import sys
+import threading
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.loggers.logger import rank_zero_experiment
+from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.loggers.logger import Logger
+from lightning_utilities.core.rank_zero import rank_zero_only, rank_zero_warn
+
+_API_HOST = "api.wandb.ai"
+
+
+class WandbRunLogger(WandbLogger):
+    """Lightning's WandbLogger with the manners above.
+
+    Args:
+        project: W&B project; `entity`, `name`, `group`, `job_type`, `notes`, `tags`, `id` are those of `wandb.init`.
+        mode: `auto`, `online`, `offline` or `disabled`; `WANDB_MODE` decides where it is `auto`.
+        save_dir: the run folder; an offline run lies in its `wandb/`.
+        init_timeout: seconds that the server may take to answer before the run goes on offline.
+        finish_timeout: seconds to wait for the upload at the end.
+    """
+
+    def __init__(
+        self,
+        project: str = "hybrid-strategy",
+        name: str | None = None,
+        save_dir: str | None = None,
+        mode: str = "auto",
+        tags: Sequence[str] = (),
+        init_timeout: float = 20.0,
+        finish_timeout: float = 30.0,
+        **init: Any,
+    ) -> None:
+        self._problem: str | None = None
+        self._finish_timeout, self._init_timeout = finish_timeout, init_timeout
+        self._mode = resolve_mode(mode)
+        self._finished = False
+        arguments = {key: value for key, value in init.items() if value is not None} | {"tags": list(tags)}
+        try:
+            super().__init__(project=project, name=name, save_dir=save_dir or ".", **arguments)
+            self._wandb_init.pop("anonymous", None)  # wandb 0.31 warns that it does nothing
+        except ModuleNotFoundError as error:
+            Logger.__init__(self)
+            self._experiment, self._name, self._id, self._project, self._save_dir = None, name, None, project, save_dir
+            self._prefix, self._checkpoint_callbacks, self._log_model = "", {}, False
+            self._give_up(error)
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> Any:
+        """The W&B run; an object that takes every call and does nothing where there is none."""
+        if self._experiment is None and self._problem is None:
+            self._experiment = self._start()
+        return self._experiment if self._problem is None else _Nothing()
+
+    def log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:
+        self._attempt(super().log_hyperparams, params)
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        self._attempt(super().log_metrics, metrics, step)
+
+    @rank_zero_only
+    def finish(self) -> None:
+        """Closes the run; waits at most `finish_timeout` seconds, then lets the process end without it."""
+        if self._experiment is None or self._finished:
+            return
+        self._finished = True
+        thread = threading.Thread(target=self._attempt, args=(self._experiment.finish,), daemon=True, name="wandb-finish")
+        thread.start()
+        thread.join(self._finish_timeout)
+        if thread.is_alive():
+            rank_zero_warn(
+                f"W&B is still uploading after {self._finish_timeout:g} s, which the run does not wait for. "
+                f"Upload the rest with: wandb sync {self.where().get('dir')}"
+            )
+            atexit.register(_leave)  # runs before wandb's own handler, which would wait
+
+    def where(self) -> dict[str, Any]:
+        """How to see the run: `url` where it is online, `dir` to sync where it is not, `problem` where there is none."""
+        if self._problem is not None:
+            return {"problem": self._problem}
+        if self._experiment is None or self._mode == "disabled":
+            return {}
+        url = self._experiment.url if self._mode == "online" else None
+        return {"mode": self._mode, "id": self._experiment.id, "url": url, "dir": str(Path(self._experiment.dir).parent)}
+
+    def _start(self) -> Any:
+        import wandb
+
+        try:
+            return self._init(wandb, self._mode)
+        except Exception as error:
+            if self._mode != "online":
+                self._give_up(error)
+                return None
+            rank_zero_warn(f"W&B cannot be reached ({_short(error)}): this run is logged offline.")
+        self._mode = "offline"
+        try:
+            return self._init(wandb, "offline")
+        except Exception as error:
+            self._give_up(error)
+            return None
+
+    def _init(self, wandb: Any, mode: str) -> Any:
+        # The process's output is the progress line and the rank's log: wandb may neither wrap it nor write into it.
+        settings = wandb.Settings(init_timeout=self._init_timeout, console="off", silent=True)
+        os.makedirs(self._save_dir or ".", exist_ok=True)
+        run = wandb.init(**self._wandb_init, mode=mode, settings=settings, reinit="create_new")
+        run.define_metric("trainer/global_step")
+        run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
+        return run
+
+    def _attempt(self, function: Any, *arguments: Any) -> None:
+        if self._problem is not None:
+            return
+        try:
+            function(*arguments)
+        except Exception as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._problem = _short(error)
+        rank_zero_warn(f"W&B does not work ({self._problem}): the run goes on without it.")
+
+
+class _Nothing:
+    """Takes every call and attribute."""
+
+    def __getattr__(self, _: str) -> _Nothing:
+        return self
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+def resolve_mode(mode: str) -> str:
+    """`auto` made definite: what `WANDB_MODE` says, else online where there is a key, else offline."""
+    if mode != "auto":
+        return mode
+    named = {"dryrun": "offline", "run": "online"}.get(os.environ.get("WANDB_MODE", ""), os.environ.get("WANDB_MODE", ""))
+    if named in ("online", "offline", "disabled"):
+        return named
+    return "online" if os.environ.get("WANDB_API_KEY") or _has_stored_key() else "offline"
+
+
+def _has_stored_key() -> bool:
+    """Has `wandb login` left a key on this machine?"""
+    host = os.environ.get("WANDB_BASE_URL", f"https://{_API_HOST}").partition("://")[2].split("/")[0].split(":")[0]
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def _short(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _leave() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
