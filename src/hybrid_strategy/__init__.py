@@ -10,18 +10,32 @@ from typing import TYPE_CHECKING, Any
 from hybrid_strategy import _registration
 
 if TYPE_CHECKING:
+    from hybrid_strategy.parity.check import check_parity
+    from hybrid_strategy.parity.report import ParityReport
+    from hybrid_strategy.parity.request import ParityOptions
     from hybrid_strategy.spec.layout import Layout
     from hybrid_strategy.spec.parallel_plan import ParallelPlan
     from hybrid_strategy.strategy.hybrid import HybridParallelStrategy
 
 __version__ = "0.1.0"
 
-__all__ = ["HybridParallelStrategy", "Layout", "ParallelPlan", "__version__"]
+__all__ = [
+    "HybridParallelStrategy",
+    "Layout",
+    "ParallelPlan",
+    "ParityOptions",
+    "ParityReport",
+    "__version__",
+    "check_parity",
+]
 
 _HOMES = {
     "HybridParallelStrategy": "hybrid_strategy.strategy.hybrid",
     "Layout": "hybrid_strategy.spec.layout",
     "ParallelPlan": "hybrid_strategy.spec.parallel_plan",
+    "ParityOptions": "hybrid_strategy.parity.request",
+    "ParityReport": "hybrid_strategy.parity.report",
+    "check_parity": "hybrid_strategy.parity.check",
 }
 
 

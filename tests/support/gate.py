@@ -1,4 +1,4 @@
-"""The parity gate on the pool of test processes: the same records and the same verdict as `check_parity`, without the start-up."""
+"""The parity gate on the pool of test processes: records and verdict as of `check_parity`, without the start-up."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The parity gate: a layout's numbers against one process."""
+"""The parity gate: does a layout give the numbers of one process? Runs both and compares everything."""

@@ -1,0 +1,161 @@
+"""Writes down what one process sees: its pieces of all gradients and weights, the losses, the norm. One file a step and kind."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from hybrid_strategy.distributed.gradient_norm import total_norm
+from hybrid_strategy.parallel.trees import cut_batch
+from hybrid_strategy.parity.dropout import switch_off_dropout
+from hybrid_strategy.spec.shard import ShardSpec
+from hybrid_strategy.strategy.hybrid import HybridParallelStrategy
+
+RECORD_FILE = "record.json"
+INITIAL, GRADIENTS, CLIPPED, WEIGHTS = "initial", "gradients", "clipped", "weights"
+
+
+@dataclass(frozen=True)
+class Held:
+    """A piece that this process holds: where it lies in the whole, and what the optimizer updates."""
+
+    spec: ShardSpec
+    parameter: nn.Parameter
+
+
+def tensor_file(folder: Path, kind: str, step: int | None = None) -> Path:
+    """Where the tensors of one kind are."""
+    return folder / (f"{kind}.safetensors" if step is None else f"{kind}{step}.safetensors")
+
+
+class Recorder(pl.Callback, ABC):
+    """Records optimizer steps into `folder`, then stops the Trainer.
+
+    Args:
+        folder: this process's own.
+        steps: optimizer steps to record.
+    """
+
+    def __init__(self, folder: Path, steps: int) -> None:
+        self._folder, self._wanted = folder, steps
+        self._steps: list[dict[str, Any]] = []
+        self._losses: list[float] = []
+        self._microbatches = 1
+        self._notes: dict[str, Any] = {}
+        self._before_batch = torch.empty(0)
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @abstractmethod
+    def held(self, trainer: pl.Trainer, module: pl.LightningModule) -> list[Held]:
+        """The pieces of this process."""
+
+    @abstractmethod
+    def norm(self, trainer: pl.Trainer, module: pl.LightningModule) -> float:
+        """The norm of all gradients of the whole model, as clipping would take it."""
+
+    def num_microbatches(self, trainer: pl.Trainer, batch: Any) -> int:
+        """Micro-batches that this batch is cut into."""
+        return 1
+
+    # --------------------------------------------------------------------------------------------------------- hooks
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self._notes["dropout_modules"] = switch_off_dropout(module)
+        self._save(INITIAL, None, self.held(trainer, module), gradients=False)
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
+        self._microbatches = max(self._microbatches, self.num_microbatches(trainer, batch))
+        self._before_batch = torch.get_rng_state()
+
+    def on_before_optimizer_step(self, trainer: pl.Trainer, module: pl.LightningModule, optimizer: Any) -> None:
+        if len(self._steps) < self._wanted:
+            self._save(GRADIENTS, len(self._steps), self.held(trainer, module), gradients=True)
+            self._steps.append({"norm": self.norm(trainer, module), "losses": [], "clipped": False, "weights": False})
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if not torch.equal(self._before_batch, torch.get_rng_state()):
+            self._notes["draws_random_numbers"] = True
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if isinstance(loss, Tensor):
+            self._losses.append(float(loss))
+        if self._steps and not self._steps[-1]["weights"]:
+            self._finish_step(trainer, module)
+        if len(self._steps) >= self._wanted:
+            trainer.should_stop = True
+
+    def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        record = {
+            "pieces": [asdict(each.spec) for each in self.held(trainer, module)],
+            "steps": self._steps,
+            "num_microbatches": self._microbatches,
+            **self._notes,
+        }
+        (self._folder / RECORD_FILE).write_text(json.dumps(record), encoding="utf-8")
+
+    # ------------------------------------------------------------------------------------------------------- details
+
+    def _finish_step(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Gradients are those the optimizer used until the next batch sets them to zero."""
+        index, held = len(self._steps) - 1, self.held(trainer, module)
+        if _changes_gradients(trainer, module):
+            self._save(CLIPPED, index, held, gradients=True)
+            self._steps[-1]["clipped"] = True
+        self._save(WEIGHTS, index, held, gradients=False)
+        self._steps[-1].update(losses=self._losses, weights=True)
+        self._losses = []
+
+    def _save(self, kind: str, step: int | None, held: Iterable[Held], gradients: bool) -> None:
+        values = {each.spec.name: each.parameter.grad if gradients else each.parameter for each in held}
+        kept = {name: value.detach().cpu().clone().contiguous() for name, value in values.items() if value is not None}
+        save_file(kept, tensor_file(self._folder, kind, step))
+
+
+class ReferenceRecorder(Recorder):
+    """Of one process that holds everything."""
+
+    def held(self, trainer: pl.Trainer, module: pl.LightningModule) -> list[Held]:
+        return [Held(ShardSpec.whole(name, tuple(each.shape)), each) for name, each in module.named_parameters()]
+
+    def norm(self, trainer: pl.Trainer, module: pl.LightningModule) -> float:
+        return float(nn.utils.get_total_norm([each.grad.double() for each in module.parameters() if each.grad is not None]))
+
+
+class LayoutRecorder(Recorder):
+    """Of one rank of a layout."""
+
+    def held(self, trainer: pl.Trainer, module: pl.LightningModule) -> list[Held]:
+        made = _strategy(trainer).made
+        return [Held(slot.shard_spec, made.sharding.optimizer_parameter(slot)) for slot in made.slots]
+
+    def norm(self, trainer: pl.Trainer, module: pl.LightningModule) -> float:
+        strategy = _strategy(trainer)
+        return float(total_norm(strategy.owned_gradients(), 2.0, strategy.root_device))
+
+    def num_microbatches(self, trainer: pl.Trainer, batch: Any) -> int:
+        strategy = _strategy(trainer)
+        rows = cut_batch(batch, 1, {}).num_rows
+        return min(strategy.options.microbatches_of(rows, strategy.layout.pipeline_parallel_size), rows)
+
+
+def _strategy(trainer: pl.Trainer) -> HybridParallelStrategy:
+    strategy = trainer.strategy
+    assert isinstance(strategy, HybridParallelStrategy)  # the worker made it
+    return strategy
+
+
+def _changes_gradients(trainer: pl.Trainer, module: pl.LightningModule) -> bool:
+    """May the optimizer see other gradients than `on_before_optimizer_step` does?"""
+    hooks = ("configure_gradient_clipping", "on_before_optimizer_step")
+    own = any(getattr(type(module), hook) is not getattr(pl.LightningModule, hook) for hook in hooks)
+    return own or trainer.gradient_clip_val is not None

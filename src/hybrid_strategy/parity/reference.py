@@ -1,0 +1,65 @@
+"""The reference: plain Lightning on one device. Nothing of the step engine, the transforms or the sharding takes part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from torch import nn
+
+from hybrid_strategy.data.loader import mesh_dataloader
+from hybrid_strategy.parallel.materialise import Initialiser
+from hybrid_strategy.strategy import _lightning
+from hybrid_strategy.strategy.target import find_target, run_seed
+
+
+class OneProcessStrategy(SingleDeviceStrategy):
+    """Lightning's strategy for one device, with the samples and the first values of a layout.
+
+    It reads at once what `data_parallel_size` ranks would read together, and gives parameters on the meta device the values that
+    every layout gives them. Forward, backward, clipping and the optimizer's step are Lightning's own.
+
+    Args:
+        device: where the module lives.
+        data_parallel_size: batches of the loader that make one batch here.
+        module: the strategy's argument of this name; it decides how first values are keyed.
+        seed: the strategy's argument of this name.
+    """
+
+    materialises_meta = True
+
+    def __init__(self, device: torch.device, data_parallel_size: int, module: str | None, seed: int | None) -> None:
+        super().__init__(device)
+        self._copies, self._target, self._seed = data_parallel_size, module, seed
+
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        # Lightning's strategies for several processes do so: `configure_model` draws the same whatever was drawn before
+        _lightning.reset_seed()
+
+    def model_to_device(self) -> None:
+        module = self.lightning_module
+        assert module is not None  # set by the Trainer before
+        give_first_values(module, find_target(module, self._target), run_seed(self._seed))
+        super().model_to_device()
+
+    def process_dataloader(self, dataloader: object) -> Any:
+        return mesh_dataloader(dataloader, 1, 0, seed=run_seed(self._seed), batch_multiplier=self._copies)
+
+
+def give_first_values(module: pl.LightningModule, target: str, seed: int) -> None:
+    """Makes parameters of `module` on the meta device real, in place; those of `target` are keyed by their names in it."""
+    root = module.get_submodule(target) if target else module
+    inner, outer = Initialiser(root, seed), Initialiser(module, seed)
+    inside = {id(parameter): name for name, parameter in root.named_parameters()}
+    real: dict[int, nn.Parameter] = {}
+    for name, parameter in module.named_parameters():
+        if parameter.is_meta:
+            known = inside.get(id(parameter))
+            values = outer.whole(name) if known is None else inner.whole(known)
+            real[id(parameter)] = nn.Parameter(values, requires_grad=parameter.requires_grad)
+    for each in module.modules():
+        for key, old in list(each.named_parameters(recurse=False, remove_duplicate=False)):
+            setattr(each, key, real.get(id(old), old))
