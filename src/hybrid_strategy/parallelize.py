@@ -6,16 +6,17 @@ cut into stages -> tensor (and sequence) parallel -> activation checkpoint -> da
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.errors import ModelError, message
 from hybrid_strategy.parallel.activation_checkpoint import checkpoint_units
 from hybrid_strategy.parallel.materialise import Initialiser, check_buffers
+from hybrid_strategy.parallel.names import Describe, Names, StageCut
 from hybrid_strategy.parallel.parameters import Slot, collect_slots
 from hybrid_strategy.parallel.sharding._base import Sharding
 from hybrid_strategy.parallel.stages import StageContext, cut_model, find_units, put_gates
@@ -24,7 +25,6 @@ from hybrid_strategy.planning.balance import cut_units, parameter_costs
 from hybrid_strategy.planning.layouts import find_schedule
 from hybrid_strategy.registry import find
 from hybrid_strategy.spec.parallel_plan import ParallelPlan, matches
-from hybrid_strategy.spec.shard import ShardSpec
 
 
 @dataclass
@@ -84,21 +84,23 @@ def parallelize(
     outer = Initialiser(module, seed)
     units, bounds, counts = _stages(root, plan, groups, stage_cuts)
     context = StageContext()
-    absent = _cut(root, units, bounds, groups, context)
+    cut = StageCut(units, bounds, _owners(groups))
+    names = Names.of(module, root, cut)
+    absent = _cut(root, cut, groups, context)
     check_buffers(module)
     shards = _slice(root, plan, groups, absent)
     if absent:
         put_gates(root, units, absent, context)
     _checkpoint(root, plan, units, absent, groups.layout.activation_checkpoint)
-    inside = {id(parameter) for parameter in root.parameters()}
-    shared = {name for name, each in module.named_parameters() if id(each) not in inside}
-    describe = _Describe(groups, {f"{prefix}{name}": shard for name, shard in shards.items()}, shared)
-    slots = collect_slots(module, describe, shared if groups.layout.pipeline_parallel_size > 1 else ())
+    for holders in sorted(set(names.holders.values())):
+        groups.make_group_among(holders)
+    describe = Describe(groups, {f"{prefix}{name}": shard for name, shard in shards.items()}, names)
+    slots = collect_slots(module, describe, names.first, names.holders)
     _to_device(module, device)
     sharding = _shard(root, plan, units, absent, slots, groups, device)
     for slot in slots:
         if slot.parameter.is_meta:
-            own = slot.name not in shared
+            own = slot.name not in names.outside
             source, name = (initialiser, slot.name[len(prefix) :]) if own else (outer, slot.name)
             sharding.materialise(slot, source.whole(name))
     sharding.attach()
@@ -161,33 +163,18 @@ def _no_units(root: nn.Module, size: int) -> str:
     )
 
 
-def _cut(root: nn.Module, units: list[str], bounds: tuple[int, ...], groups: Groups, context: StageContext) -> set[str]:
+def _owners(groups: Groups) -> tuple[int, ...]:
+    """The pipeline rank of every stage."""
     layout = groups.layout
-    if layout.num_stages == 1:
+    return find_schedule(layout.schedule).stage_ranks(layout.pipeline_parallel_size, layout.stages_per_rank)
+
+
+def _cut(root: nn.Module, cut: StageCut, groups: Groups, context: StageContext) -> set[str]:
+    if groups.layout.num_stages == 1:
         return set()
-    owners = find_schedule(layout.schedule).stage_ranks(layout.pipeline_parallel_size, layout.stages_per_rank)
-    mine = [stage for stage, rank in enumerate(owners) if rank == groups.coordinate.pipeline_parallel]
-    _refuse_split_ties(root, units, bounds, owners)
-    kept = {unit for stage in mine for unit in range(bounds[stage], bounds[stage + 1])}
-    return cut_model(root, units, kept, context)
-
-
-def _refuse_split_ties(root: nn.Module, units: list[str], bounds: tuple[int, ...], owners: Sequence[int]) -> None:
-    seen: dict[int, tuple[str, int]] = {}
-    for index, unit in enumerate(units):
-        stage = sum(index >= bound for bound in bounds[1:])
-        for name, parameter in root.get_submodule(unit).named_parameters():
-            first, rank = seen.setdefault(id(parameter), (f"{unit}.{name}", owners[stage]))
-            if rank != owners[stage]:
-                raise ModelError(
-                    message(
-                        "pipeline_parallel_size",
-                        len(set(owners)),
-                        "tied parameters must lie on one pipeline rank",
-                        f"{first} is also {unit}.{name}, on rank {rank} and {owners[stage]}",
-                        "Untie them, or set pipeline_parallel_size=1",
-                    )
-                )
+    mine = groups.coordinate.pipeline_parallel
+    kept = {unit for unit in range(len(cut.units)) if cut.rank_of(unit) == mine}
+    return cut_model(root, cut.units, kept, context)
 
 
 def _slice(root: nn.Module, plan: ParallelPlan, groups: Groups, absent: set[str]) -> Mapping[str, TensorShard]:
@@ -219,24 +206,6 @@ def _checkpoint(root: nn.Module, plan: ParallelPlan, units: list[str], absent: s
             )
         )
     checkpoint_units([root.get_submodule(name) for name in names], kind)
-
-
-class _Describe:
-    """The spec of each parameter: its tensor-parallel piece, and whether this rank is the one that counts it."""
-
-    def __init__(self, groups: Groups, shards: Mapping[str, TensorShard], shared: set[str]) -> None:
-        self._groups, self._shards, self._shared = groups, shards, shared
-
-    def __call__(self, name: str, parameter: Tensor) -> ShardSpec:
-        coordinate = self._groups.coordinate
-        first = name not in self._shared or coordinate.pipeline_parallel == 0
-        shard = self._shards.get(name)
-        if shard is None or shard.dim is None:
-            spec = ShardSpec.whole(name, tuple(parameter.shape), first and coordinate.tensor_parallel == 0)
-            return replace(spec, partial_gradient=shard is not None and shard.partial_gradient)
-        offsets = [0] * len(shard.full_shape)
-        offsets[shard.dim] = shard.start
-        return ShardSpec(name, shard.full_shape, tuple(offsets), shard.local_shape, first)
 
 
 def _to_device(module: nn.Module, device: torch.device) -> None:
@@ -275,6 +244,6 @@ def _stage_slots(root: nn.Module, made: Parallelized) -> dict[int, list[Slot]]:
     for stage, (start, stop) in enumerate(zip(made.bounds, made.bounds[1:], strict=False)):
         for name in made.units[start:stop]:
             where.update({id(each): stage for each in root.get_submodule(name).modules()})
-    num_stages = max(len(made.bounds) - 1, 1)
-    homes = [(slot, where.get(id(slot.places[0][0]))) for slot in made.slots]
-    return {stage: [slot for slot, home in homes if home in (None, stage)] for stage in range(num_stages)}
+    homes = [(slot, {where.get(id(module)) for module, _ in slot.places}) for slot in made.slots]
+    stages = range(max(len(made.bounds) - 1, 1))
+    return {stage: [slot for slot, home in homes if home & {None, stage}] for stage in stages}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
-from tests.support.training import Case, compare, train
+from tests.support.training import SHAPE, Case, compare, train
 
 SGD = {"optimizer": "sgd"}
 STEPS = 20
@@ -102,4 +103,27 @@ def test_the_short_last_batch_counts_by_its_rows(name: str, rows: int) -> None:
     world_size, data_parallel_size, arguments = LAYOUTS[name]
     reference = train(Case(batch_size=GLOBAL_BATCH, rows=rows, steps=2, module_arguments=SGD), 1)
     case = Case(strategy=arguments, batch_size=GLOBAL_BATCH // data_parallel_size, rows=rows, steps=2, module_arguments=SGD)
+    compare(reference, train(case, world_size))
+
+
+TIED = [
+    "dp2_zero3",
+    "tp2_sequence_parallel",
+    "pp2_1f1b",
+    "pp2_interleaved",
+    "pp2_zbv",
+    "dp2_pp2_zero2",
+    "dp2_pp2_zero3",
+    "tp2_pp2",
+]
+
+
+@pytest.mark.parametrize("name", TIED)
+def test_tied_embeddings_stay_one_parameter(name: str) -> None:
+    """The replicas on the first and the last stage are compared bit by bit when the pieces of all ranks are put together."""
+    world_size, data_parallel_size, arguments = LAYOUTS[name]
+    shape = dataclasses.replace(SHAPE, tied_embeddings=True)
+    trainer = {"gradient_clip_val": 0.05}
+    reference = train(Case(batch_size=GLOBAL_BATCH, shape=shape, trainer=trainer, steps=5), 1)
+    case = Case(strategy=arguments, batch_size=GLOBAL_BATCH // data_parallel_size, shape=shape, trainer=trainer, steps=5)
     compare(reference, train(case, world_size))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,19 @@ class Groups:
     upward: dist.ProcessGroup | None
     downward: dist.ProcessGroup | None
     control: dist.ProcessGroup | None
+    among: dict[tuple[int, ...], dist.ProcessGroup | None] = field(default_factory=dict)
+
+    def make_group_among(self, pipeline_ranks: tuple[int, ...]) -> None:
+        """Makes the group of these pipeline ranks in each pipeline, `among[pipeline_ranks]`; a collective call of all ranks.
+
+        It is `None` on ranks that are not in it.
+        """
+        if pipeline_ranks in self.among:
+            return
+        columns = self.layout.world_size // self.layout.pipeline_parallel_size
+        members = [[rank * columns + column for rank in pipeline_ranks] for column in range(columns)]
+        group, _ = dist.new_subgroups_by_enumeration(members)
+        self.among[pipeline_ranks] = group if self.coordinate.pipeline_parallel in pipeline_ranks else None
 
     @property
     def is_last_pipeline_rank(self) -> bool:

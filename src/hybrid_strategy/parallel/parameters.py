@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -21,15 +21,15 @@ class Slot:
         parameter: what the module computes with: this rank's tensor-parallel piece.
         spec: where `parameter` lies in the whole. Its `owner` leaves data parallelism out.
         shard_spec: what the optimizer holds: `spec` narrowed by the sharding, with the final `owner`.
-        replicated_over_pipeline: it stands outside of the pipeline's stages, so every pipeline rank holds it and its gradient
-            is the sum over them.
+        holders: pipeline ranks that hold it, where these are several: it stands outside of the stages, or it is tied across
+            stages. Its gradient is the sum over them. Empty where one pipeline rank holds it.
     """
 
     name: str
     places: list[tuple[nn.Module, str]]
     parameter: nn.Parameter
     spec: ShardSpec
-    replicated_over_pipeline: bool = False
+    holders: tuple[int, ...] = ()
     shard_spec: ShardSpec = field(init=False)
 
     def __post_init__(self) -> None:
@@ -46,13 +46,19 @@ class Slot:
         self.shard_spec = replace(self.spec, offsets=offsets, sizes=(size, *self.spec.sizes[1:]), owner=owner)
 
 
-def collect_slots(module: nn.Module, describe: Callable[[str, Tensor], ShardSpec], shared: Collection[str]) -> list[Slot]:
+def collect_slots(
+    module: nn.Module,
+    describe: Callable[[str, Tensor], ShardSpec],
+    first_names: Mapping[str, str],
+    holders: Mapping[str, tuple[int, ...]],
+) -> list[Slot]:
     """Slots of all parameters of `module`, in their order, each parameter once however often it is shared.
 
     Args:
         module: the LightningModule (its names are the checkpoint's names).
-        describe: the spec of a parameter by name.
-        shared: names of parameters outside of the pipeline's stages.
+        describe: the spec of a parameter by the name it has on this rank.
+        first_names: the first name in the un-split model of a parameter that has several.
+        holders: pipeline ranks by first name, for parameters that several hold.
     """
     slots: dict[int, Slot] = {}
     for prefix, owner in module.named_modules(remove_duplicate=True):
@@ -63,7 +69,9 @@ def collect_slots(module: nn.Module, describe: Callable[[str, Tensor], ShardSpec
             if id(parameter) in slots:
                 slots[id(parameter)].places.append((owner, attribute))
             else:
-                slots[id(parameter)] = Slot(name, [(owner, attribute)], parameter, describe(name, parameter), name in shared)
+                first = first_names.get(name, name)
+                spec = replace(describe(name, parameter), name=first)
+                slots[id(parameter)] = Slot(first, [(owner, attribute)], parameter, spec, holders.get(first, ()))
     return list(slots.values())
 
 

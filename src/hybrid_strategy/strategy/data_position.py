@@ -39,15 +39,20 @@ def go_on(trainer: pl.Trainer, mesh: MeshPosition, position: dict[str, Any]) -> 
     mesh.load_state_dict(position)
     own = int(position["epoch"])
     finished = mesh.epoch != own
-    theirs = int(position[_TRAINER_EPOCH]) if finished else trainer.fit_loop.epoch_progress.current.processed
+    theirs = int(position[_TRAINER_EPOCH]) if finished else _counter(trainer.fit_loop.epoch_progress).processed
     mesh.epoch_offset = own - theirs
     if not finished:
         _count_batches(trainer, mesh.first_batch)
 
 
+def _counter(progress: Any) -> Any:
+    """The counter of what is going on now; Lightning declares the base class of what it is."""
+    return progress.current
+
+
 def _count_batches(trainer: pl.Trainer, done: int) -> None:
     """Another batch size has other batches behind it; Lightning must expect the number that is left."""
-    current = trainer.fit_loop.epoch_loop.batch_progress.current
+    current = _counter(trainer.fit_loop.epoch_loop.batch_progress)
     unfinished = current.processed - current.completed  # 1 where the checkpoint was written at the end of a batch
     current.ready = current.started = current.processed = done
     current.completed = done - unfinished

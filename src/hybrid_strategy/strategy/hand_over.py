@@ -30,5 +30,5 @@ def loss_with_hand_over(loss: Tensor, receive: Callable[[Tensor], None]) -> Tens
     """A loss equal to `loss` whose backward calls `receive(d)`, `d` being the gradient that arrives at it."""
     anchor = torch.zeros((), device=loss.device, requires_grad=True)
     with torch.enable_grad():
-        result: Tensor = _HandOver.apply(anchor, loss.detach(), receive)
+        result: Tensor = _HandOver.apply(anchor, loss.detach(), receive)  # type: ignore[no-untyped-call]
     return result

@@ -309,12 +309,8 @@ class HybridParallelStrategy(ParallelStrategy):
     def _position(self, kind: str, arguments: Sequence[Any]) -> Any:
         """What the present loader knows of its batches, or `None`."""
         trainer = self._user_module().trainer
-        loaders: Any = {
-            "train": lambda: trainer.train_dataloader,
-            "validate": lambda: trainer.val_dataloaders,
-            "test": lambda: trainer.test_dataloaders,
-            "predict": lambda: trainer.predict_dataloaders,
-        }[kind]()
+        names = {"train": "train_dataloader", "validate": "val_dataloaders", "test": "test_dataloaders", "predict": "predict_dataloaders"}
+        loaders: Any = getattr(trainer, names[kind])
         index = arguments[1] if len(arguments) > 1 else 0
         loader = loaders[index] if isinstance(loaders, Sequence) and kind != "train" else loaders
         return getattr(loader, "mesh", None)

@@ -125,10 +125,11 @@ def sum_over(slots: Sequence[Slot], gradients: list[Tensor | None], group: dist.
 
 def sum_partial(slots: Sequence[Slot], gradients: list[Tensor | None], groups: Groups) -> list[Tensor | None]:
     """Completes gradients that are partial sums: over tensor ranks (sequence parallelism), over pipeline ranks (shared)."""
-    for chosen, group in (
-        ([i for i, slot in enumerate(slots) if slot.spec.partial_gradient], groups.tensor),
-        ([i for i, slot in enumerate(slots) if slot.replicated_over_pipeline], groups.upward),
-    ):
+    partial = [index for index, slot in enumerate(slots) if slot.spec.partial_gradient]
+    parts = [(partial, groups.tensor)]
+    for holders in sorted({slot.holders for slot in slots if slot.holders}):
+        parts.append(([index for index, slot in enumerate(slots) if slot.holders == holders], groups.among[holders]))
+    for chosen, group in parts:
         summed = sum_over([slots[i] for i in chosen], [gradients[i] for i in chosen], group)
         for i, gradient in zip(chosen, summed, strict=True):
             gradients[i] = gradient

@@ -13,7 +13,7 @@ from hybrid_strategy.parallel.tensor.random import RegionRandom
 from hybrid_strategy.spec.shard import even_chunk
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Region:
     """The tensor-parallel group of this rank.
 
@@ -32,7 +32,7 @@ class Region:
     random: RegionRandom = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "random", RegionRandom(self.rank))
+        self.random = RegionRandom(self.rank)
 
     def enter(self, x: Tensor) -> Tensor:
         """The hidden state, `[b, s/size, h]` or `[b, s, h]`, becomes whole: `[b, s, h]` on every rank."""
