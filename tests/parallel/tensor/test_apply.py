@@ -10,7 +10,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from hybrid_strategy.models.llama import Llama
 from hybrid_strategy.parallel.tensor.apply import apply_tensor_parallel
+from hybrid_strategy.spec.model_shape import ModelShape
 from tests.support.collectives import CountCollectives
 from tests.support.ranks import run_ranks
 from tests.support.tensor_models import Case, train
@@ -115,6 +117,64 @@ def test_sequence_parallel_replaces_each_by_a_pair() -> None:
 def test_whole_model_gathers_no_logits() -> None:
     """Two blocks, the embedding forward, the head backward; the only gather is that of two numbers a row for the loss."""
     assert run_ranks(count, 2, False, False)[0] == ({"all_reduce": 5, "all_gather_into_tensor": 1}, {"all_reduce": 5})
+
+
+def count_in_a_dry_run(sequence_parallel: bool) -> dict[str, int]:
+    """A model of 8 ranks on one process, without memory: torch's fake group and fake tensors."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=3, world_size=8, store=FakeStore())
+    with torch.device("meta"):
+        model = Llama(ModelShape(4096, 2, 32, 14336, 128256, 8192, num_key_value_heads=8))
+    sliced(Case(), model, sequence_parallel)
+    ids = torch.zeros(1, 1024, dtype=torch.long)
+    with FakeTensorMode(allow_non_fake_inputs=True), CountCollectives() as called:
+        model.to_empty(device="cpu")
+        F.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+    return dict(called.counts)
+
+
+def test_dry_run_of_many_ranks() -> None:
+    first = run_ranks(count_in_a_dry_run, 1, False, process_group=False)[0]
+    assert first == {"all_reduce": 10, "all_gather_into_tensor": 1}
+    first = run_ranks(count_in_a_dry_run, 1, True, process_group=False)[0]
+    assert first == {"reduce_scatter_tensor": 10, "all_gather_into_tensor": 11}
+
+
+def replicas(sequence_parallel: bool) -> dict[str, torch.Tensor]:
+    case = Case("biased", 11, dtype=torch.float32, optimizer="fused")
+    model = case.build()
+    shards = sliced(case, model, sequence_parallel)
+    outcome = train(case, model, shards, steps=20)
+    return {name: each for name, each in outcome.weights.items() if shards[name].dim is None}
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_replicas_stay_equal_to_the_last_bit(sequence_parallel: bool) -> None:
+    first, *others = run_ranks(replicas, 4, sequence_parallel)
+    assert "blocks.0.attention.q_norm.weight" in first
+    for other in others:
+        for name, value in first.items():
+            assert torch.equal(value, other[name]), name
+
+
+def check_compiled(sequence_parallel: bool) -> None:
+    case = Case("gpt")
+    model = case.build()
+    shards = sliced(case, model, sequence_parallel)
+    expected = train(case, copy.deepcopy(model), shards, steps=1)
+    for layer in model.layers:
+        layer.compile(backend="aot_eager", fullgraph=True)
+    got = train(case, model, shards, steps=1)
+    torch.testing.assert_close(got.losses, expected.losses)
+    for name, value in expected.gradients.items():
+        torch.testing.assert_close(got.gradients[name], value)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_layers_compile_without_a_break(sequence_parallel: bool) -> None:
+    run_ranks(check_compiled, 2, sequence_parallel)
 
 
 def check_meta(case: Case) -> None:
