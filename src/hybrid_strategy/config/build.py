@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hydra.errors import InstantiationException
-from hydra.utils import instantiate
+from hydra.utils import get_object
 
-from hybrid_strategy.config.literal import escape
 from hybrid_strategy.config.plan import RunPlan
 from hybrid_strategy.config.settings import RunConfig, StrategySettings
 from hybrid_strategy.config.targets import TEXT_DATA, shape_of, text_data_arguments
-from hybrid_strategy.errors import ConfigError, HybridError, message
+from hybrid_strategy.errors import ConfigError, message
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -21,24 +21,48 @@ if TYPE_CHECKING:
     from hybrid_strategy.strategy.hybrid import HybridParallelStrategy
 
 
+_WORDS = ("_target_", "_args_", "_partial_", "_recursive_", "_convert_")
+
+
 def make(values: Mapping[str, Any], key: str) -> Any:
-    """The object that a mapping with `_target_` describes.
+    """The object that a mapping with `_target_` describes, in Hydra's words: `_args_`, `_partial_`, nested objects.
+
+    Hydra's own `instantiate` would resolve the values once more, which have been resolved.
 
     Raises:
         ConfigError: there is no such class, or it does not take these arguments.
     """
+    target = str(values["_target_"])
+    arguments = {name: _made(value, f"{key}.{name}") for name, value in values.items() if name not in _WORDS}
+    positional = [_made(value, f"{key}._args_") for value in values.get("_args_", ())]
     try:
-        return instantiate(escape(values), _convert_="all")
-    except InstantiationException as error:
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        if isinstance(cause, HybridError):
-            raise cause from error
-        if isinstance(cause, (ImportError, AttributeError, TypeError)):
-            rule = "it cannot be made"
-            raise ConfigError(message(f"{key}._target_", values.get("_target_"), rule, str(cause), "")) from error
-        raise
+        function = get_object(target)
+    except (ImportError, ValueError) as error:
+        raise _cannot_be_made(key, target, error) from error
+    if values.get("_partial_", False):
+        return partial(function, *positional, **arguments)
+    try:
+        inspect.signature(function).bind(*positional, **arguments)
+    except TypeError as error:
+        raise _cannot_be_made(key, target, error) from error
+    except ValueError:  # a built-in that does not tell its arguments
+        pass
+    return function(*positional, **arguments)
+
+
+def _made(value: Any, key: str) -> Any:
+    if isinstance(value, Mapping):
+        return make(value, key) if "_target_" in value else {name: _made(each, f"{key}.{name}") for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_made(each, f"{key}[{index}]") for index, each in enumerate(value)]
+    return value
+
+
+def _cannot_be_made(key: str, target: str, error: Exception) -> ConfigError:
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    return ConfigError(message(f"{key}._target_", target, "it cannot be made", str(cause), ""))
 
 
 def build_module(config: RunConfig, planned: RunPlan) -> pl.LightningModule:

@@ -67,6 +67,7 @@ def run_config(source: Source) -> RunConfig:
         run_dir = os.path.abspath(config.hydra.run.dir)
         with read_write(config.hydra.runtime):
             config.hydra.runtime.output_dir = run_dir
+        HydraConfig.instance().set_config(config)  # it keeps a copy
         return read(config, run_dir)
     except HYDRA_ERRORS as error:
         raise explained(error) from error

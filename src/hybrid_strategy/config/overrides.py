@@ -76,6 +76,9 @@ def _check(override: Override, text: str) -> str:
     root = key.partition(".")[0]
     if key in OPEN_GROUPS and isinstance(override.value(), dict):
         return f"++{text.lstrip('+')}"
+    if key in GROUPS and isinstance(override.value(), (bool, int, float)):
+        rule, advice = "the option of a group is a name", f"hybrid plan --info searchpath shows where {key}/ is looked for"
+        raise ConfigError(message(key, Shown(override.get_value_element_as_str()), rule, "", advice))
     if root.partition("/")[0] == "hydra" or "/" in key or override.package is not None or key in GROUPS:
         return text
     unknown = known_keys(RunConfig, key)

@@ -1,0 +1,151 @@
+"""A wrong configuration is refused by its full key, with what to set, and never taken for something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hybrid_strategy.config.compose import Source, run_config
+from hybrid_strategy.config.plan import plan_of
+from hybrid_strategy.errors import ConfigError
+
+TYPOS = {
+    "seedd": "seed",
+    "model.hiden_size": "hidden_size",
+    "data.global_batchsize": "global_batch_size",
+    "strategy.tensor_paralel_size": "tensor_parallel_size",
+    "optimizer.learning_rat": "learning_rate",
+    "learning_rate.warmup_step": "warmup_steps",
+    "precision.mod": "mode",
+    "trainer.max_step": "max_steps",
+    "callbacks.checkpoint.every_n_train_step": "every_n_train_steps",
+    "logger.wandb.projct": "project",
+    "cluster.device": "devices",
+    "paths.output": "output_dir",
+    "cluster.intra_node.bytes_per_secnd": "bytes_per_second",
+}
+WRONG_TYPES = {
+    "seed=x": "a whole number",
+    "model.hidden_size=big": "a whole number",
+    "model.hidden_size=null": "a whole number",
+    "data.files=3": "a list",
+    "strategy.tensor_parallel_size=2.5": "a whole number",
+    "strategy.data_parallel_size=2.5": "a whole number or text",
+    "strategy.sequence_parallel=maybe": "true or false",
+    "optimizer.learning_rate=fast": "a number",
+    "optimizer.betas=[a,b]": "a number",
+    "learning_rate.warmup_steps=1e3": "a whole number",
+    "precision.mode=null": "text",
+    "trainer.max_steps=null": "a whole number",
+    "trainer.limit_val_batches=x": "a whole number or a number or null",
+    "callbacks.checkpoint.save_top_k=all": "a whole number",
+    "logger.wandb.finish_timeout=x": "a number",
+    "cluster.num_nodes=x": "a whole number",
+    "paths.output_dir=null": "text",
+}
+
+
+def _refusal(*overrides: str, config_dir: str | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        plan_of(run_config(Source(overrides, config_dir)))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("plus", ["", "+", "++"])
+@pytest.mark.parametrize("key", TYPOS)
+def test_an_unknown_key_is_refused_by_its_full_key(key: str, plus: str):
+    text = _refusal(f"{plus}{key}=3")
+    assert text.startswith(f"{key} is ")
+    assert "there is no such key" in text
+    assert f"Did you mean '{TYPOS[key]}'?" in text
+
+
+@pytest.mark.parametrize("override", WRONG_TYPES)
+def test_a_wrong_type_is_refused_by_its_full_key(override: str):
+    text = _refusal(override)
+    assert text.startswith(override.partition("=")[0].partition("[")[0])
+    assert f"it must be {WRONG_TYPES[override]}." in text
+    assert "Traceback" not in text
+
+
+@pytest.mark.parametrize("group", ["model", "strategy", "optimizer", "trainer", "logger", "experiment", "debug", "precision"])
+def test_an_unknown_option_names_those_there_are(group: str):
+    text = _refusal(f"{group}=nonsense")
+    assert text.startswith(f"{group} is 'nonsense'")
+    assert "Known: " in text
+    assert "search path" not in text
+
+
+def test_the_nearest_option_is_named():
+    assert "Did you mean 'hybrid'?" in _refusal("strategy=hybird")
+
+
+@pytest.mark.parametrize(
+    ("override", "start"),
+    [
+        ("strategy.schedule=1F1C", "strategy.schedule is '1F1C'"),
+        ("strategy.sharding=zero4", "strategy.sharding is 'zero4'"),
+        ("strategy.activation_checkpoint=some", "strategy.activation_checkpoint is 'some'"),
+        ("strategy.sequence_parallel=true", "strategy.sequence_parallel is True"),
+        ("strategy.tensor_parallel_size=3", "strategy.tensor_parallel_size is 3: it must divide num_"),
+        ("strategy.pipeline_parallel_size=9", "strategy.pipeline_parallel_size is 9"),
+        ("strategy.tensor_parallel_size=0", "strategy.tensor_parallel_size is 0"),
+        ("strategy.micro_batch_size=5", "strategy.micro_batch_size is 5"),
+        ("precision.mode=bf16", "precision.mode is 'bf16'"),
+        ("precision.float32_matmul=low", "precision.float32_matmul is 'low'"),
+        ("optimizer.name=adam", "optimizer.name is 'adam'"),
+        ("learning_rate.schedule=cosin", "learning_rate.schedule is 'cosin'"),
+        ("learning_rate.scaling=sqrt", "learning_rate.base_batch_size is 0"),
+        ("trainer.gradient_clip_algorithm=l2", "trainer.gradient_clip_algorithm is 'l2'"),
+        ("trainer.accelerator=tpu9", "trainer.accelerator is 'tpu9'"),
+        ("trainer.accumulate_grad_batches=0", "trainer.accumulate_grad_batches is 0"),
+        ("data.vocab_size=10000", "data.vocab_size is 10000: it may not exceed model.vocab_size"),
+        ("data.sequence_length=1024", "data.sequence_length is 1024"),
+        ("cluster.devices=many", "cluster.devices is 'many'"),
+        ("trainer.devices=2", "trainer.devices is 2: there is no such key. Set cluster.devices."),
+        ("ckpt_path=x", "ckpt_path is x: there is no such key. Set resume."),
+        ("callbacks.mine=3", "callbacks.mine is 3: each entry of callbacks is a mapping with a _target_"),
+        ("model=own", "model._target_ is missing"),
+        ("model.hidden_size=???", "model.hidden_size is missing"),
+        ("seed=${nope}", "seed is not resolved: Interpolation key 'nope' not found"),
+        ("strategy=2", "strategy is 2: the option of a group is a name"),
+        ("strategy", "strategy is given without a value"),
+    ],
+)
+def test_a_value_that_cannot_be_honoured_is_refused_by_its_full_key(override: str, start: str):
+    assert _refusal(override).startswith(start)
+
+
+def test_sizes_that_do_not_multiply_to_the_world_name_those_that_do():
+    text = _refusal("strategy.tensor_parallel_size=3", "cluster.devices=8")
+    assert text == (
+        "strategy.tensor_parallel_size is 3: the product of the sizes must divide the number of processes. "
+        "3 (tensor) = 3 does not divide 8. Set 1, 2, 4 or 8, or cluster.devices=6 or 9."
+    )
+
+
+def test_a_batch_that_does_not_split_is_refused():
+    assert _refusal("strategy=dp2", "data.global_batch_size=3").startswith("data.global_batch_size is 3")
+
+
+def test_a_typo_in_a_file_names_the_file(tmp_path: Path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\nstrategy:\n  tensor_paralel_size: 2\n")
+    text = _refusal("experiment=mine", config_dir=str(tmp_path))
+    assert text.startswith("strategy.tensor_paralel_size is set (in conf/experiment/mine.yaml): there is no such key")
+
+
+@pytest.mark.parametrize(
+    ("override", "quoted"),
+    [
+        ("resume=runs/epoch=3-step=10.ckpt", "'resume=\"runs/epoch=3-step=10.ckpt\"'"),
+        ("name=run#1", "'name=\"run#1\"'"),
+        ("name=~/x", "'name=\"~/x\"'"),
+        ("name=a,b", "'name=\"a,b\"'"),
+    ],
+)
+def test_a_value_that_hydra_cannot_read_is_shown_as_it_must_be_typed(override: str, quoted: str):
+    assert f"Quote it: {quoted}" in _refusal(override)
+    name, _, value = override.partition("=")
+    assert getattr(run_config(Source((quoted.strip("'"),))), name) == value
