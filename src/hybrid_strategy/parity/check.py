@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hybrid_strategy.parity import worker
+from hybrid_strategy.parity.files import LAYOUT, REFERENCE
 from hybrid_strategy.parity.processes import run_both, temporary_folder
 from hybrid_strategy.parity.records import RunRecord
 from hybrid_strategy.parity.report import ParityReport
@@ -50,5 +50,5 @@ def run_check(request: ParityRequest) -> ParityReport:
     """Runs a request, which `make_request` has checked, and judges it."""
     with temporary_folder() as folder:
         run_both(request, folder)
-        reference = RunRecord(folder / worker.REFERENCE, 1)
-        return judge(request, reference, RunRecord(folder / worker.LAYOUT, request.world_size))
+        reference = RunRecord(folder / REFERENCE, 1)
+        return judge(request, reference, RunRecord(folder / LAYOUT, request.world_size))

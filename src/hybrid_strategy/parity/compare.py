@@ -9,8 +9,8 @@ from torch import Tensor
 
 from hybrid_strategy.errors import RunError, message
 from hybrid_strategy.parity.clues import Clue, clue_of, fit
+from hybrid_strategy.parity.files import CLIPPED, GRADIENTS, INITIAL, WEIGHTS
 from hybrid_strategy.parity.noise import Noise
-from hybrid_strategy.parity.recorder import CLIPPED, GRADIENTS, INITIAL, WEIGHTS
 from hybrid_strategy.parity.records import Piece, RunRecord, Whole, difference, put_together
 from hybrid_strategy.parity.request import ParityRequest
 from hybrid_strategy.parity.tally import LOSS, NORM, OWNERS, REPLICAS, Miss, Place, Tally
@@ -42,6 +42,7 @@ class Comparison:
             rule = "both runs must take the same optimizer steps"
             numbers = f"one process finished {reference.num_steps}, the layout {layout.num_steps}"
             raise RunError(message("steps", request.steps, rule, numbers, "Check the data and its limits"))
+        self._clips_by_value = request.options.trainer.get("gradient_clip_algorithm") == "value"
         self._scales = self._largest_gradients()
 
     def run(self) -> None:
@@ -54,16 +55,22 @@ class Comparison:
                 self._compare_tensor(index, name)
 
     def _largest_gradients(self) -> dict[tuple[str, int], float]:
-        """(kind, step) -> the largest gradient of the whole model in one process."""
+        """(kind, step) -> the largest gradient of the whole model in one process.
+
+        Clipping by value shortens the large gradients and leaves the small ones as far apart as they were, so there it is the
+        largest before.
+        """
         scales = {}
         for step in range(self.steps):
-            kinds = [GRADIENTS, *([CLIPPED] if self.reference.ranks[0].steps[step]["clipped"] else [])]
-            for kind in kinds:
-                values = [self.reference.whole(name, kind, step).value for name in self.reference.names]
-                scales[kind, step] = max(
-                    (float(each.abs().max()) for each in values if each is not None and each.numel()), default=0.0
-                )
+            scales[GRADIENTS, step] = self._largest(GRADIENTS, step)
+            if self.reference.ranks[0].steps[step]["clipped"]:
+                kind = GRADIENTS if self._clips_by_value else CLIPPED
+                scales[CLIPPED, step] = self._largest(kind, step)
         return scales
+
+    def _largest(self, kind: str, step: int) -> float:
+        values = (self.reference.whole(name, kind, step).value for name in self.reference.names)
+        return max((_reach(each) for each in values if each is not None), default=0.0)
 
     # ------------------------------------------------------------------------------------------------ names and numbers
 

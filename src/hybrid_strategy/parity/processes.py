@@ -17,6 +17,7 @@ from hybrid_strategy.launch.failures import WorkerFailedError
 from hybrid_strategy.launch.job import Job
 from hybrid_strategy.launch.launchers.local import LocalLauncher
 from hybrid_strategy.parity import worker
+from hybrid_strategy.parity.files import LAYOUT, REFERENCE
 from hybrid_strategy.parity.request import ParityRequest
 
 _INSIDE = "HYBRID_STRATEGY_PARITY"
@@ -33,7 +34,7 @@ def run_both(request: ParityRequest, folder: Path) -> None:
     request = _placed(request)
     _write(folder, request)
     environment = {_INSIDE: "1", **({"CUDA_VISIBLE_DEVICES": ""} if request.options.accelerator == "cpu" else {})}
-    for name, world_size in ((worker.REFERENCE, 1), (worker.LAYOUT, request.world_size)):
+    for name, world_size in ((REFERENCE, 1), (LAYOUT, request.world_size)):
         try:
             LocalLauncher().run(Job(f"{worker.__name__}:{name}", folder / name, world_size, environment))
         except WorkerFailedError as error:

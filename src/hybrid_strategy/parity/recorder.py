@@ -15,13 +15,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hybrid_strategy.distributed.gradient_norm import total_norm
-from hybrid_strategy.parallel.trees import cut_batch
 from hybrid_strategy.parity.dropout import switch_off_dropout
+from hybrid_strategy.parity.files import CLIPPED, GRADIENTS, INITIAL, RECORD_FILE, WEIGHTS, tensor_file
+from hybrid_strategy.parity.samples import digests
 from hybrid_strategy.spec.shard import ShardSpec
 from hybrid_strategy.strategy.hybrid import HybridParallelStrategy
-
-RECORD_FILE = "record.json"
-INITIAL, GRADIENTS, CLIPPED, WEIGHTS = "initial", "gradients", "clipped", "weights"
+from hybrid_strategy.strategy.options import Options
+from hybrid_strategy.strategy.target import find_plan, find_target
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,6 @@ class Held:
 
     spec: ShardSpec
     parameter: nn.Parameter
-
-
-def tensor_file(folder: Path, kind: str, step: int | None = None) -> Path:
-    """Where the tensors of one kind are."""
-    return folder / (f"{kind}.safetensors" if step is None else f"{kind}{step}.safetensors")
 
 
 class Recorder(pl.Callback, ABC):
@@ -51,6 +46,7 @@ class Recorder(pl.Callback, ABC):
         self._losses: list[float] = []
         self._microbatches = 1
         self._notes: dict[str, Any] = {}
+        self._samples: list[str] = []
         self._before_batch = torch.empty(0)
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -62,8 +58,12 @@ class Recorder(pl.Callback, ABC):
     def norm(self, trainer: pl.Trainer, module: pl.LightningModule) -> float:
         """The norm of all gradients of the whole model, as clipping would take it."""
 
-    def num_microbatches(self, trainer: pl.Trainer, batch: Any) -> int:
-        """Micro-batches that this batch is cut into."""
+    @abstractmethod
+    def batch_dims(self, trainer: pl.Trainer, module: pl.LightningModule) -> Mapping[str, int | None]:
+        """Where the batch dimension is not 0."""
+
+    def num_microbatches(self, trainer: pl.Trainer, num_rows: int) -> int:
+        """Micro-batches that a batch of so many rows is cut into."""
         return 1
 
     # --------------------------------------------------------------------------------------------------------- hooks
@@ -73,13 +73,17 @@ class Recorder(pl.Callback, ABC):
         self._save(INITIAL, None, self.held(trainer, module), gradients=False)
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
-        self._microbatches = max(self._microbatches, self.num_microbatches(trainer, batch))
+        rows = digests(batch, self.batch_dims(trainer, module))
+        self._samples += rows
+        self._microbatches = max(self._microbatches, self.num_microbatches(trainer, len(rows)))
         self._before_batch = torch.get_rng_state()
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, module: pl.LightningModule, optimizer: Any) -> None:
         if len(self._steps) < self._wanted:
             self._save(GRADIENTS, len(self._steps), self.held(trainer, module), gradients=True)
-            self._steps.append({"norm": self.norm(trainer, module), "losses": [], "clipped": False, "weights": False})
+            self._steps.append(
+                {"norm": self.norm(trainer, module), "losses": [], "samples": [], "clipped": False, "weights": False}
+            )
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -112,8 +116,8 @@ class Recorder(pl.Callback, ABC):
             self._save(CLIPPED, index, held, gradients=True)
             self._steps[-1]["clipped"] = True
         self._save(WEIGHTS, index, held, gradients=False)
-        self._steps[-1].update(losses=self._losses, weights=True)
-        self._losses = []
+        self._steps[-1].update(losses=self._losses, samples=self._samples, weights=True)
+        self._losses, self._samples = [], []
 
     def _save(self, kind: str, step: int | None, held: Iterable[Held], gradients: bool) -> None:
         values = {each.spec.name: each.parameter.grad if gradients else each.parameter for each in held}
@@ -122,13 +126,20 @@ class Recorder(pl.Callback, ABC):
 
 
 class ReferenceRecorder(Recorder):
-    """Of one process that holds everything."""
+    """Of one process that holds everything; `options` are those of the layout it is compared with."""
+
+    def __init__(self, folder: Path, steps: int, options: Options) -> None:
+        super().__init__(folder, steps)
+        self._options = options
 
     def held(self, trainer: pl.Trainer, module: pl.LightningModule) -> list[Held]:
         return [Held(ShardSpec.whole(name, tuple(each.shape)), each) for name, each in module.named_parameters()]
 
     def norm(self, trainer: pl.Trainer, module: pl.LightningModule) -> float:
         return float(nn.utils.get_total_norm([each.grad.double() for each in module.parameters() if each.grad is not None]))
+
+    def batch_dims(self, trainer: pl.Trainer, module: pl.LightningModule) -> Mapping[str, int | None]:
+        return find_plan(module, find_target(module, self._options.module), self._options.parallel_plan).batch_dims
 
 
 class LayoutRecorder(Recorder):
@@ -142,10 +153,13 @@ class LayoutRecorder(Recorder):
         strategy = _strategy(trainer)
         return float(total_norm(strategy.owned_gradients(), 2.0, strategy.root_device))
 
-    def num_microbatches(self, trainer: pl.Trainer, batch: Any) -> int:
+    def batch_dims(self, trainer: pl.Trainer, module: pl.LightningModule) -> Mapping[str, int | None]:
+        options = _strategy(trainer).options
+        return find_plan(module, find_target(module, options.module), options.parallel_plan).batch_dims
+
+    def num_microbatches(self, trainer: pl.Trainer, num_rows: int) -> int:
         strategy = _strategy(trainer)
-        rows = cut_batch(batch, 1, {}).num_rows
-        return min(strategy.options.microbatches_of(rows, strategy.layout.pipeline_parallel_size), rows)
+        return min(strategy.options.microbatches_of(num_rows, strategy.layout.pipeline_parallel_size), num_rows)
 
 
 def _strategy(trainer: pl.Trainer) -> HybridParallelStrategy:

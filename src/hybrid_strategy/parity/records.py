@@ -13,8 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from hybrid_strategy.parity.recorder import RECORD_FILE, tensor_file
-from hybrid_strategy.parity.worker import rank_folder
+from hybrid_strategy.parity.files import RECORD_FILE, rank_folder, tensor_file
 from hybrid_strategy.spec.shard import ShardSpec
 
 

@@ -80,6 +80,13 @@ class ParityReport:
         """Plain containers, for JSON."""
         return {"same": self.same, **asdict(self)}
 
+    def __str__(self) -> str:
+        if self.same:
+            return f"{self.layout} ({self.settings}) gives the numbers of one process in {self.steps} steps"
+        return "\n".join(
+            [f"{self.layout} ({self.settings}) differs from one process", str(self.first), *self.diagnoses, *self.notes]
+        )
+
     def raise_if_different(self) -> ParityReport:
         """Returns itself.
 
@@ -87,5 +94,5 @@ class ParityReport:
             ParityError: the numbers differ.
         """
         if not self.same:
-            raise ParityError("\n".join([f"{self.layout} differs from one process", str(self.first), *self.diagnoses]))
+            raise ParityError(str(self))
         return self

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from hybrid_strategy.parity.clues import Clue
-from hybrid_strategy.parity.recorder import CLIPPED, GRADIENTS, INITIAL, WEIGHTS
+from hybrid_strategy.parity.files import CLIPPED, GRADIENTS, INITIAL, WEIGHTS
 from hybrid_strategy.parity.report import Divergence, Row
 
 OWNERS, LOSS, NORM, REPLICAS = "owners", "loss", "norm", "replicas"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from hybrid_strategy.parity.compare import Comparison
 from hybrid_strategy.parity.diagnosis import diagnose, explain_ratio, factors_of
-from hybrid_strategy.parity.recorder import GRADIENTS
+from hybrid_strategy.parity.files import GRADIENTS
 from hybrid_strategy.parity.records import RunRecord
 from hybrid_strategy.parity.report import ParityReport
 from hybrid_strategy.parity.request import ParityRequest
-from hybrid_strategy.parity.tally import LOSS, NORM, WORDS, Miss, Tally
+from hybrid_strategy.parity.samples import misread
+from hybrid_strategy.parity.tally import LOSS, NORM, WORDS, Miss
 
 
 def judge(request: ParityRequest, reference: RunRecord, layout: RunRecord) -> ParityReport:
@@ -30,15 +31,16 @@ def judge(request: ParityRequest, reference: RunRecord, layout: RunRecord) -> Pa
         num_tensors=len(reference.names),
         rows=tally.rows(comparison.steps),
         first=tally.divergence(first) if first else None,
-        diagnoses=tuple(_diagnoses(tally, first, factors)) if first else (),
+        diagnoses=tuple(_diagnoses(comparison, first, factors)) if first else (),
         notes=tuple(_notes(reference, first is not None)),
         reason=comparison.bounds.reason,
     )
 
 
-def _diagnoses(tally: Tally, first: Miss, factors: dict[str, int]) -> list[str]:
-    found = []
+def _diagnoses(comparison: Comparison, first: Miss, factors: dict[str, int]) -> list[str]:
+    tally = comparison.tally
     place = first.place
+    found = [text] if (text := misread(comparison.reference, comparison.layout, comparison.sizes, max(place.step, 0))) else []
     if place.kind in (LOSS, NORM) and first.clue is not None and first.clue.ratio is not None:
         found += [f"scaled: the {WORDS[place.kind]} is {cause}" for cause in explain_ratio(first.clue.ratio, factors)]
     kind = GRADIENTS if place.kind in (LOSS, NORM) else place.kind
@@ -46,6 +48,8 @@ def _diagnoses(tally: Tally, first: Miss, factors: dict[str, int]) -> list[str]:
     clues = [miss.clue for miss in misses if miss.clue is not None]
     if misses:
         found += diagnose(WORDS[kind], clues, tally.telling(misses[0].place), factors)
+    elif place.kind == NORM:
+        found.append("norm: the gradients are right and their norm is not, so pieces are left out or counted more than once")
     return found
 
 

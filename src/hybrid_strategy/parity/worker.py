@@ -23,12 +23,12 @@ from torch.utils.data import DataLoader
 
 from hybrid_strategy.errors import RunError, message
 from hybrid_strategy.launch import failures
+from hybrid_strategy.parity.files import rank_folder
 from hybrid_strategy.parity.recorder import LayoutRecorder, Recorder, ReferenceRecorder
 from hybrid_strategy.parity.reference import OneProcessStrategy
 from hybrid_strategy.parity.request import ParityRequest, made, trainer_arguments
 from hybrid_strategy.strategy.hybrid import HybridParallelStrategy
 
-REFERENCE, LAYOUT = "reference", "layout"
 _REQUEST_FILE = "request.pkl"
 _BACKSTOP_SECONDS = 15.0
 """A thread that holds the interpreter's lock keeps Python's own watchdog from acting; this much later C code does."""
@@ -72,11 +72,6 @@ def read_request(folder: Path) -> ParityRequest:
     return request
 
 
-def rank_folder(folder: Path, rank: int) -> Path:
-    """Where a rank leaves its record."""
-    return folder / f"rank{rank}"
-
-
 # ------------------------------------------------------------------------------------------------------------- the ranks
 
 
@@ -93,9 +88,9 @@ def layout(run_dir: Path) -> None:
 def record_reference(request: ParityRequest, folder: Path) -> None:
     """Trains in this process as plain Lightning does and records into `folder`."""
     device = torch.device("cuda", 0) if request.options.accelerator == "cuda" else torch.device("cpu")
-    given = request.strategy
-    strategy = OneProcessStrategy(device, request.layout.data_parallel_size, given.get("module"), given.get("seed"))
-    _train(request, strategy, 1, ReferenceRecorder(rank_folder(folder, 0), request.steps))
+    options = HybridParallelStrategy(**request.strategy).options
+    strategy = OneProcessStrategy(device, request.layout.data_parallel_size, options.module, options.seed)
+    _train(request, strategy, 1, ReferenceRecorder(rank_folder(folder, 0), request.steps, options))
 
 
 def record_layout(request: ParityRequest, folder: Path) -> None:
