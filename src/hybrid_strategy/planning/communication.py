@@ -1,11 +1,14 @@
 """The communication bill of one step: what each axis moves, how long it takes, and how much of that nothing hides.
 
 Volumes a micro-batch of T = b s / c tokens and hidden size h (arXiv:2205.05198 section 4.2, arXiv:2104.04473 section 3,
-arXiv:1910.02054 section 7): tensor parallel 2 all-reduces a block forward and 2 backward of T h elements, 2 more under full
-recomputation; under sequence parallelism each is an all-gather and a reduce-scatter of the same volume. Pipeline: T h a boundary and way. Context parallel:
-keys and values gathered forward and backward, their gradients scattered. Data parallel, once a step: an all-reduce of the
-gradients, or as much as reduce-scatter and all-gather (ZeRO 1, 2); ZeRO 3 gathers weights twice and scatters gradients once a
-micro-batch.
+arXiv:1910.02054 section 7):
+
+- tensor parallel: 2 all-reduces a block forward and 2 backward of T h elements, 2 more under full recomputation; under sequence
+  parallelism each is an all-gather and a reduce-scatter of the same volume;
+- pipeline: T h a boundary and way;
+- context parallel: keys and values gathered forward and backward, their gradients scattered;
+- data parallel, once a step: an all-reduce of the gradients, or as much as reduce-scatter and all-gather (ZeRO 1, 2); ZeRO 3
+  gathers weights twice and scatters gradients once a micro-batch.
 """
 
 from __future__ import annotations

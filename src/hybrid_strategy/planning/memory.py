@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from hybrid_strategy.planning.activations import BlockActivations, block_activations
 from hybrid_strategy.planning.numerics import Numerics
@@ -54,149 +54,149 @@ def states_bytes_per_parameter(numerics: Numerics, sharding: str, shard_size: in
 
 @dataclass(frozen=True)
 class LedgerMaker:
-    """Makes the lines of pipeline rank `rank`."""
+    """Makes the ledgers of one scenario."""
 
     scenario: Scenario
-    rank: int
 
     @cached_property
     def activations(self) -> BlockActivations:
+        """What one block keeps of one micro-batch."""
         return block_activations(self.scenario)
 
     @cached_property
-    def shares(self) -> StateShares:
-        layout = self.scenario.layout
-        return state_shares(layout.sharding, layout.shard_size * layout.context_parallel_size)
-
-    @property
-    def stages(self) -> tuple[int, ...]:
-        return self.scenario.stages_of_rank[self.rank]
-
-    @property
-    def has_head(self) -> bool:
-        return self.scenario.layout.num_stages - 1 in self.stages
+    def width(self) -> float:
+        """Elements of one activation of the hidden size."""
+        return self.scenario.tokens * self.scenario.shape.hidden_size
 
     @cached_property
-    def in_flight(self) -> int:
-        """Forward passes of a stage held at once by the rank."""
+    def _end_parameters(self) -> tuple[float, ...]:
+        return tuple(self.scenario.end_parameters(stage) for stage in range(self.scenario.layout.num_stages))
+
+    def in_flight(self, rank: int) -> int:
+        """Forward passes of a stage that pipeline rank `rank` holds at once."""
         layout, m = self.scenario.layout, self.scenario.batch.num_microbatches
         sizes = (layout.pipeline_parallel_size, layout.stages_per_rank)
-        if sizes[0] == 1:
-            return layout.stages_per_rank
-        return self.scenario.schedule.max_in_flight(self.rank, *sizes, m)
+        return layout.stages_per_rank if sizes[0] == 1 else self.scenario.schedule.max_in_flight(rank, *sizes, m)
 
-    def lines(self) -> Iterator[LedgerLine]:
-        """All lines, in the order of `LEDGER_CATEGORIES`."""
-        yield from self._states()
-        yield from self._activations()
-        yield from self._passing()
-        yield from self._outside()
+    def ledger(self, rank: int) -> MemoryLedger:
+        """The ledger of pipeline rank `rank`, fragmentation included, against the memory of one GPU."""
+        cluster = self.scenario.cluster
+        lines = [*self._states(rank), *self._activations(rank), *self._passing(rank), *self._messages(rank)]
+        lost = cluster.allocator_fraction * sum(line.bytes for line in lines)
+        source = f"cluster {cluster.name}"
+        formula = f"{cluster.allocator_fraction:.0%} of what is allocated"
+        lines.append(LedgerLine("driver and communication library", "reserve", cluster.reserve_bytes, "", source))
+        lines.append(LedgerLine("fragmentation", "reserve", lost, formula, source))
+        return MemoryLedger(rank, self.scenario.stages_of_rank[rank], tuple(lines), cluster.memory_bytes)
 
-    # -- states ---------------------------------------------------------------------------------------------------------
+    def _states(self, rank: int) -> tuple[LedgerLine, ...]:
+        scenario, layout = self.scenario, self.scenario.layout
+        shares = state_shares(layout.sharding, layout.shard_size * layout.context_parallel_size)
+        blocks = scenario.blocks_of(rank) * scenario.block_parameters
+        ends = sum(self._end_parameters[stage] for stage in scenario.stages_of_rank[rank])
+        return _state_lines(scenario.numerics, shares, blocks, ends)
 
-    def _states(self) -> Iterator[LedgerLine]:
-        scenario, numerics, shares = self.scenario, self.scenario.numerics, self.shares
-        blocks = self.scenario.blocks_of(self.rank) * scenario.block_parameters
-        ends = scenario.rank_parameters(self.rank) - blocks
-        kinds = (
-            ("weights", "parameters", numerics.parameter_bytes, shares.parameters),
-            ("gradients", "gradients", numerics.gradient_bytes, shares.gradients),
-            ("optimizer states", "optimizer", numerics.moment_bytes, shares.optimizer),
-            ("fp32 masters", "copies", numerics.master_bytes, shares.optimizer),
-            ("casts for products", "copies", numerics.cast_bytes, shares.parameters),
-        )
-        for what, category, each, share in kinds:
-            for where, count in (("blocks", blocks), ("embedding and head", ends)):
-                if each and count:
-                    formula = f"{each:g} B x {count:,.0f} parameters / {share} data-parallel ranks"
-                    yield LedgerLine(f"{what}, {where}", category, each * count / share, formula, _ZERO)
-
-    # -- activations ----------------------------------------------------------------------------------------------------
-
-    def _activations(self) -> Iterator[LedgerLine]:
-        scenario = self.scenario
-        width = scenario.tokens * scenario.shape.hidden_size
-        per_stage = self.scenario.blocks_of(self.rank) / len(self.stages)
+    def _activations(self, rank: int) -> Iterator[LedgerLine]:
+        """Held from the forward to the backward pass, as often as micro-batches are in flight."""
+        scenario, width, in_flight = self.scenario, self.width, self.in_flight(rank)
+        stages, wide, split = scenario.stages_of_rank[rank], scenario.numerics.compute_bytes, scenario.sequence_split
+        per_stage = scenario.blocks_of(rank) / len(stages)
         kept = self.activations.kept
         formula = (
             f"{kept / width:.2f} B x {scenario.tokens:,.0f} tokens x {scenario.shape.hidden_size} "
-            f"x {per_stage:g} blocks a stage x {self.in_flight} in flight"
+            f"x {per_stage:g} blocks a stage x {in_flight} in flight"
         )
-        yield LedgerLine("kept, blocks", "activations", kept * per_stage * self.in_flight, formula, _ACTIVATIONS)
-        if scenario.stack.dropout and 0 in self.stages:
-            held = width / scenario.sequence_split * min(self.in_flight, scenario.layout.pipeline_parallel_size)
+        yield LedgerLine("kept, blocks", "activations", kept * per_stage * in_flight, formula, _ACTIVATIONS)
+        if scenario.stack.dropout and 0 in stages:
+            held = width / split * min(in_flight, scenario.layout.pipeline_parallel_size)
             yield LedgerLine("embedding dropout", "activations", held, "1 B x T h p", "arXiv:2205.05198 section 4.3")
         if scenario.layout.num_stages > 1 and not scenario.stack.scatter_sends:
-            held = width * scenario.numerics.compute_bytes / scenario.sequence_split * self.in_flight
             source = "torch.distributed.pipelining keeps a stage's output until its backward pass"
-            yield LedgerLine("stage outputs", "activations", held, f"2 B x T h x {self.in_flight} in flight", source)
-        if self.has_head:
-            held = 2 * width * scenario.numerics.compute_bytes / scenario.sequence_split
+            formula = f"{wide:g} B x T h x {in_flight} in flight"
+            yield LedgerLine("stage outputs", "activations", width * wide / split * in_flight, formula, source)
+        if self._has_head(rank):
+            held = 2 * width * wide / split
             yield LedgerLine("final norm and head input", "activations", held, "4 B x T h", "arXiv:2205.05198 section 4.3")
 
-    def _passing(self) -> Iterator[LedgerLine]:
+    def _passing(self, rank: int) -> Iterator[LedgerLine]:
         """What comes and goes: the loss at the end of the forward pass, one block's work in the backward pass."""
-        scenario, stack = self.scenario, self.scenario.stack
-        logits = 0.0
-        if self.has_head:
-            columns = scenario.shape.vocab_size / scenario.layout.tensor_parallel_size
-            each = stack.logits_bytes
-            if scenario.layout.tensor_parallel_size > 1:
-                each += stack.split_logits_bytes
+        scenario, stack, logits = self.scenario, self.scenario.stack, 0.0
+        split = scenario.layout.tensor_parallel_size
+        if self._has_head(rank):
+            columns = scenario.shape.vocab_size / split
+            each = stack.logits_bytes + (stack.split_logits_bytes if split > 1 else 0.0)
             logits = each * scenario.tokens * columns
             formula = f"{each:g} B x {scenario.tokens:,.0f} tokens x {columns:,.0f} words"
             yield LedgerLine("logits and loss", "logits", logits, formula, _MEASURED)
-        work = self.activations.whole - self.activations.kept + self._block_gradients()
-        beyond = max(0.0, work - logits)
-        formula = f"recomputed block and its gradients, {work:,.0f} B, beyond the loss, which is gone by then"
-        yield LedgerLine("work of one block", "activations", beyond, formula, "arXiv:2205.05198 section 5")
+        gradients = 2 * scenario.shape.intermediate_size / split + 2 * scenario.shape.hidden_size
+        gradients *= scenario.tokens * scenario.numerics.compute_bytes
+        work = self.activations.whole - self.activations.kept + gradients
+        formula = f"recomputed block and gradients of its MLP, {work:,.0f} B, beyond the loss, which is gone by then"
+        yield LedgerLine("work of one block", "activations", max(0.0, work - logits), formula, "arXiv:2205.05198 section 5")
 
-    def _block_gradients(self) -> float:
-        """Gradients of the activations of one MLP, the widest part of a block: 2 f + 2 h a token."""
-        shape, scenario = self.scenario.shape, self.scenario
-        wide = 2 * shape.intermediate_size / scenario.layout.tensor_parallel_size + 2 * shape.hidden_size
-        return scenario.tokens * wide * scenario.numerics.compute_bytes
-
-    # -- communication and what lies outside ----------------------------------------------------------------------------
-
-    def _outside(self) -> Iterator[LedgerLine]:
-        scenario, cluster = self.scenario, self.scenario.cluster
-        gathered = self._gathered()
-        if gathered is not None:
-            yield gathered
-        if scenario.layout.world_size > 1:
-            held = 2 * min(BUCKET_BYTES, scenario.rank_parameters(self.rank) * scenario.numerics.reduce_bytes)
-            yield LedgerLine("two reduction buckets", "buffers", held, "2 x 32 MiB", "distributed.coalesced")
-        yield LedgerLine("driver and communication library", "reserve", cluster.reserve_bytes, "", f"cluster {cluster.name}")
-
-    def _gathered(self) -> LedgerLine | None:
-        """Whole weights of two units and whole gradients of one, under `zero3`."""
+    def _messages(self, rank: int) -> Iterator[LedgerLine]:
+        """Whole units under `zero3`, and what is on the way to other ranks."""
         scenario, layout, numerics = self.scenario, self.scenario.layout, self.scenario.numerics
-        if layout.sharding != "zero3" or layout.shard_size == 1:
-            return None
-        ends = max(scenario.end_parameters(stage) for stage in self.stages)
-        units = 2 * scenario.block_parameters + ends
-        held = units * numerics.gather_bytes + max(scenario.block_parameters, ends) * numerics.reduce_bytes
-        formula = f"{numerics.gather_bytes:g} B x {units:,.0f} weights of two blocks and the ends, gradients of one unit"
-        return LedgerLine("gathered units", "gathered", held, formula, "arXiv:2304.11277 section 4")
+        block = scenario.block_parameters
+        if layout.sharding == "zero3" and layout.shard_size > 1:
+            ends = max(self._end_parameters[stage] for stage in scenario.stages_of_rank[rank])
+            units = 2 * block + ends
+            held = units * numerics.gather_bytes + max(block, ends) * numerics.reduce_bytes
+            formula = f"{numerics.gather_bytes:g} B x {units:,.0f} weights of two blocks and the ends, gradients of one unit"
+            yield LedgerLine("gathered units", "gathered", held, formula, "arXiv:2304.11277 section 4")
+        if layout.world_size > 1:
+            held = 2.0 * min(BUCKET_BYTES, scenario.blocks_of(rank) * block * numerics.reduce_bytes)
+            yield LedgerLine("two reduction buckets", "buffers", held, "2 x 32 MiB", "distributed.coalesced")
+
+    def _has_head(self, rank: int) -> bool:
+        return self.scenario.layout.num_stages - 1 in self.scenario.stages_of_rank[rank]
+
+
+@lru_cache(maxsize=4096)
+def _state_lines(numerics: Numerics, shares: StateShares, blocks: float, ends: float) -> tuple[LedgerLine, ...]:
+    """Weights, gradients, optimizer states and copies of `blocks` and `ends` parameters."""
+    kinds = (
+        ("weights", "parameters", numerics.parameter_bytes, shares.parameters),
+        ("gradients", "gradients", numerics.gradient_bytes, shares.gradients),
+        ("optimizer states", "optimizer", numerics.moment_bytes, shares.optimizer),
+        ("fp32 masters", "copies", numerics.master_bytes, shares.optimizer),
+        ("casts for products", "copies", numerics.cast_bytes, shares.parameters),
+    )
+    lines = []
+    for what, category, each, share in kinds:
+        for where, count in (("blocks", blocks), ("embedding and head", ends)):
+            if each and count:
+                formula = f"{each:g} B x {count:,.0f} parameters / {share} ranks"
+                lines.append(LedgerLine(f"{what}, {where}", category, each * count / share, formula, _ZERO))
+    return tuple(lines)
 
 
 def memory_ledger(scenario: Scenario, rank: int) -> MemoryLedger:
-    """The ledger of pipeline rank `rank`, fragmentation included, against the memory of one GPU."""
-    maker = LedgerMaker(scenario, rank)
-    lines = list(maker.lines())
-    cluster = scenario.cluster
-    lost = cluster.allocator_fraction * sum(line.bytes for line in lines if line.category != "reserve")
-    formula = f"{cluster.allocator_fraction:.0%} of what is allocated"
-    lines.append(LedgerLine("fragmentation", "reserve", lost, formula, f"cluster {cluster.name}"))
-    return MemoryLedger(rank, maker.stages, tuple(lines), cluster.memory_bytes)
+    """The ledger of pipeline rank `rank`."""
+    return LedgerMaker(scenario).ledger(rank)
 
 
 def memory_ledgers(scenario: Scenario) -> tuple[MemoryLedger, ...]:
     """The ledgers of all pipeline ranks."""
-    return tuple(memory_ledger(scenario, rank) for rank in range(scenario.layout.pipeline_parallel_size))
+    maker = LedgerMaker(scenario)
+    return tuple(maker.ledger(rank) for rank in range(scenario.layout.pipeline_parallel_size))
 
 
 def peak_ledger(scenario: Scenario) -> MemoryLedger:
     """The ledger of the pipeline rank that holds most."""
     return largest(memory_ledgers(scenario))
+
+
+def likely_peak_ledger(scenario: Scenario, stop_above: bool = False) -> MemoryLedger:
+    """As `peak_ledger`, looking only where the peak is: the first two ranks (most in flight) and the last (the logits).
+
+    Args:
+        stop_above: the first rank that does not fit is answer enough.
+    """
+    maker, last = LedgerMaker(scenario), scenario.layout.pipeline_parallel_size - 1
+    ledgers = []
+    for rank in sorted({0, min(1, last), last}):
+        ledgers.append(maker.ledger(rank))
+        if stop_above and not ledgers[-1].fits:
+            return ledgers[-1]
+    return largest(ledgers)

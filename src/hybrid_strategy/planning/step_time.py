@@ -17,6 +17,10 @@ STEP_LAUNCHES = 500
 COLLECTIVE_LAUNCHES = 2
 """Launches of one collective, its synchronisation included."""
 
+PASS_LAUNCHES = 16
+"""Launches of one pass of a pipeline stage that belong to no layer: posting messages, entering autograd. They are why many small
+stages a rank are slower than their bubble says: 4-8 % at three stages of one layer (arXiv:2401.10241 tables 4 and 5)."""
+
 LAUNCH_POWER = 4
 """How sharply the slower of processor and GPU sets the pace: x and y take (x^4 + y^4)^(1/4), 19 % more than either if equal."""
 
@@ -126,6 +130,18 @@ class StepModel:
         messages = self.exposed("tensor_parallel") + self.exposed("context_parallel")
         return self.launch_seconds + messages / (self.microbatches * self.scenario.blocks_of(self.busiest))
 
+    @property
+    def pass_seconds(self) -> float:
+        """What one pass of a pipeline stage costs beside its layers."""
+        piped = self.scenario.layout.pipeline_parallel_size > 1
+        return PASS_LAUNCHES * self.scenario.cluster.kernels.launch_seconds if piped else 0.0
+
+    @property
+    def rank_launch_seconds(self) -> float:
+        """What the busiest rank waits for its processor over one micro-batch."""
+        passes = 2 * self.scenario.layout.stages_per_rank * self.pass_seconds
+        return self.launch_seconds * self.scenario.blocks_of(self.busiest) + passes
+
     @cached_property
     def send_seconds(self) -> float:
         """One pipeline message."""
@@ -136,7 +152,7 @@ class StepModel:
 
     def pass_costs(self, send_seconds: float) -> PassCosts:
         """Times of every cell; where sends are not overlapped they hold up the sender too."""
-        held = 0.0 if self.scenario.stack.overlap_send else send_seconds
+        held = self.pass_seconds + (0.0 if self.scenario.stack.overlap_send else send_seconds)
         costs = {}
         for stage, (one, layers) in enumerate(zip(self.stage_compute, self.scenario.layers_of_stage, strict=True)):
             share = one.forward / (one.forward + one.backward)
@@ -171,7 +187,8 @@ class StepModel:
         """The forecast; with `play=False` the bubble is the schedule's own fraction, which is quicker."""
         layout, batch, m = self.scenario.layout, self.scenario.batch, self.microbatches
         one = self.rank_compute[self.busiest]
-        waits = self.block_waits * self.scenario.blocks_of(self.busiest)
+        messages = (self.exposed("tensor_parallel") + self.exposed("context_parallel")) / m
+        waits = self.rank_launch_seconds + messages
         busy = batch.num_microbatches * (one.forward + one.backward + waits)
         bubble, sends = 0.0, 0.0
         if layout.pipeline_parallel_size > 1:
@@ -180,7 +197,7 @@ class StepModel:
         return StepTime(
             compute_seconds=m * (one.forward + one.input_gradient + one.weight_gradient),
             recompute_seconds=m * one.recompute,
-            launch_seconds=m * self.launch_seconds * self.scenario.blocks_of(self.busiest),
+            launch_seconds=m * self.rank_launch_seconds,
             tensor_parallel_seconds=self.exposed("tensor_parallel"),
             context_parallel_seconds=self.exposed("context_parallel"),
             pipeline_send_seconds=sends * batch.accumulate_grad_batches,
