@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import cast
 
 from hybrid_strategy import registry
@@ -54,8 +54,7 @@ class Scenario:
         size = self.layout.pipeline_parallel_size
         if size == 1:
             return (tuple(range(self.layout.num_stages)),)
-        owners = self.schedule.stage_ranks(size, self.layout.stages_per_rank)
-        return tuple(tuple(stage for stage, owner in enumerate(owners) if owner == rank) for rank in range(size))
+        return _stages_of_rank(self.schedule.stage_ranks(size, self.layout.stages_per_rank), size)
 
     @property
     def micro_batch_size(self) -> int:
@@ -104,6 +103,16 @@ class Scenario:
         return self.blocks_of(rank) * self.block_parameters + ends
 
 
+@lru_cache(maxsize=256)
+def _stages_of_rank(owners: tuple[int, ...], num_ranks: int) -> tuple[tuple[int, ...], ...]:
+    """Shared by all scenarios of a search: there are few placements and many scenarios."""
+    held: list[list[int]] = [[] for _ in range(num_ranks)]
+    for stage, owner in enumerate(owners):
+        held[owner].append(stage)
+    return tuple(map(tuple, held))
+
+
+@lru_cache(maxsize=1024)
 def even_stage_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
     """Blocks of each stage without knowledge of their costs: even; the ends, which hold embedding and head, are the lighter.
 
