@@ -81,27 +81,28 @@ def train(config: RunConfig, run_dir: Path, given: Arguments) -> None:
     print_summary(Closing(result, str(run_dir), command), console)
 
 
-def _further(config: RunConfig, result: Mapping[str, Any]) -> str:
-    """The override that lets a finished run go on as far again; resumed with the same limits it would end at once."""
-    if 0 < config.trainer.max_steps <= result["steps"]:
-        return f"trainer.max_steps={2 * config.trainer.max_steps}"
-    if config.trainer.max_epochs is not None and 0 < config.trainer.max_epochs <= result["epochs"]:
-        return f"trainer.max_epochs={2 * config.trainer.max_epochs}"
-    return ""
+def _further(config: RunConfig, result: Mapping[str, Any]) -> tuple[str, ...]:
+    """The overrides that let a finished run go on as far again; resumed with the same limits it would end at once."""
+    given = config.trainer
+    epochs = given.max_epochs if given.max_epochs is not None and given.max_epochs > 0 else None
+    if 0 < given.max_steps <= result["steps"]:
+        # Lightning counts an epoch that was cut short by max_steps as done
+        return (f"trainer.max_steps={2 * given.max_steps}", *(["trainer.max_epochs=-1"] if epochs else []))
+    return (f"trainer.max_epochs={2 * epochs}",) if epochs and epochs <= result["epochs"] else ()
 
 
 def _environment(planned: RunPlan) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ""} if planned.world.accelerator == "cpu" else {}
 
 
-def resume_command(given: Arguments, run_dir: Path, further: str = "") -> str:
-    """The command that goes on with this run, ready to paste into a shell; `further` replaces the override of its key."""
+def resume_command(given: Arguments, run_dir: Path, further: Sequence[str] = ()) -> str:
+    """The command that goes on with this run, ready to paste into a shell; `further` replace the overrides of their keys."""
     words = ["hybrid", "train"]
     if given.source.config_dir is not None:
         words += ["--config-dir", given.source.config_dir]
     if given.source.config_name != CONFIG_NAME:
         words += ["--config-name", given.source.config_name]
-    replaced = {"resume", "paths.run_dir", further.partition("=")[0]}
+    replaced = {"resume", "paths.run_dir", *(each.partition("=")[0] for each in further)}
     words += [each for each in given.source.overrides if each.partition("=")[0].lstrip("+") not in replaced]
     resume = f"resume={run_dir}" if set(str(run_dir)) <= _PLAIN else quoted(f"resume={run_dir}")
-    return " ".join([*map(shlex.quote, words), *([further] if further else []), resume])
+    return " ".join([*map(shlex.quote, words), *further, resume])

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import pkgutil
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
-
-from hydra.utils import get_object
 
 from hybrid_strategy.config.plan import RunPlan
 from hybrid_strategy.config.settings import RunConfig, StrategySettings
@@ -36,8 +35,8 @@ def make(values: Mapping[str, Any], key: str) -> Any:
     arguments = {name: _made(value, f"{key}.{name}") for name, value in values.items() if name not in _WORDS}
     positional = [_made(value, f"{key}._args_") for value in values.get("_args_", ())]
     try:
-        function = get_object(target)
-    except (ImportError, ValueError) as error:
+        function = pkgutil.resolve_name(target)
+    except (ImportError, AttributeError, ValueError) as error:
         raise _cannot_be_made(key, target, error) from error
     if values.get("_partial_", False):
         return partial(function, *positional, **arguments)
@@ -59,10 +58,7 @@ def _made(value: Any, key: str) -> Any:
 
 
 def _cannot_be_made(key: str, target: str, error: Exception) -> ConfigError:
-    cause: BaseException = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
-    return ConfigError(message(f"{key}._target_", target, "it cannot be made", str(cause), ""))
+    return ConfigError(message(f"{key}._target_", target, "it cannot be made", str(error), ""))
 
 
 def build_module(config: RunConfig, planned: RunPlan) -> pl.LightningModule:

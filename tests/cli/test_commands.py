@@ -1,0 +1,147 @@
+"""The command line without a run: answers, refusals, exit codes, and how long they take."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hybrid_strategy.cli.arguments import Arguments
+from hybrid_strategy.cli.main import COMMANDS, EXIT_CODES, main
+from hybrid_strategy.cli.train import resume_command
+from hybrid_strategy.config.compose import Source
+
+
+def _hybrid(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hybrid_strategy.cli.main", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",)])
+def test_help_tells_commands_and_exit_codes(arguments: tuple[str, ...], capsys):
+    assert main(arguments) == 0
+    text = capsys.readouterr().out
+    for name in COMMANDS:
+        assert f"  {name} " in text
+    for code, meaning in EXIT_CODES.items():
+        assert f"  {code}" in text
+        assert meaning in text
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("hybrid-strategy ")
+
+
+def test_an_unknown_command_names_the_nearest(capsys):
+    assert main(["trian"]) == 2
+    assert "Did you mean 'train'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_command_has_help(command: str, capsys):
+    with pytest.raises(SystemExit) as end:
+        main([command, "--help"])
+    assert end.value.code == 0
+    assert f"usage: hybrid {command}" in capsys.readouterr().out
+
+
+def test_an_unknown_flag_is_a_usage_error(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["train", "--cgf", "job"])
+    assert end.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["strategy.tensor_parallel_size=3"], "strategy.tensor_parallel_size"),
+        (["strategy=dp2_tp2", "cluster.devices=6"], "strategy."),
+        (["strategy.pipeline_parallel_size=9"], "strategy.pipeline_parallel_size"),
+        (["strategy.schedule=1F1C"], "strategy.schedule"),
+        (["trainer.max_step=3"], "trainer.max_step"),
+        (["+trainer.max_step=3"], "trainer.max_step"),
+        (["model.num_layers=x"], "model.num_layers"),
+        (["cluster.num_nodes=2"], "cluster.num_nodes"),
+        (["cluster.launcher=ship"], "cluster.launcher"),
+        (["resume=/no/such/path"], "resume"),
+        (["strategy=hybird"], "strategy"),
+    ],
+)
+def test_a_wrong_configuration_is_refused_at_once_and_leaves_nothing(overrides: list[str], key: str, tmp_path: Path):
+    before = _cpu_seconds()
+    found = _hybrid(tmp_path, "train", *overrides)
+    assert _cpu_seconds() - before < 3
+    assert found.returncode == 2
+    assert found.stderr.startswith(key)
+    assert len(found.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in found.stderr
+    assert found.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_configuration_is_shown_at_once(tmp_path: Path):
+    before = _cpu_seconds()
+    found = _hybrid(tmp_path, "train", "--cfg", "job", "strategy=tp2_pp2")
+    assert _cpu_seconds() - before < 2
+    assert found.returncode == 0
+    assert "tensor_parallel_size: 2" in found.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hydras_flags_reach_hydra(tmp_path: Path):
+    assert "run_dir" in _hybrid(tmp_path, "train", "--cfg", "job", "--package", "paths").stdout
+    assert "checkpoints" in _hybrid(tmp_path, "train", "name=x", "--cfg", "job", "--resolve", "paths.run_dir=/x").stdout
+    assert "main" in _hybrid(tmp_path, "plan", "--info", "searchpath").stdout
+    found = _hybrid(tmp_path, "train", "--cfg", "job", "trainer.max_step=3")
+    assert found.returncode == 2
+    assert found.stdout == ""
+
+
+def test_plan_starts_nothing_and_imports_no_torch(tmp_path: Path):
+    code = (
+        "import sys; from hybrid_strategy.cli.main import main; main(['plan', 'strategy=tp2_pp2', '--json']); "
+        "assert not {'torch', 'lightning', 'wandb', 'numpy'} & set(sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert json.loads(found.stdout)["world_size"] == 4
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_plan_prints_a_table_without_escape_codes(tmp_path: Path):
+    found = _hybrid(tmp_path, "plan", "strategy=pp2")
+    assert found.returncode == 0
+    assert "1F1B, 2 stages, 1 a rank, bubble" in found.stdout
+    assert "\x1b" not in found.stdout
+
+
+def test_overrides_may_stand_on_both_sides_of_a_flag(tmp_path: Path):
+    found = _hybrid(tmp_path, "plan", "strategy=pp2", "--json", "model=llama_tiny")
+    assert json.loads(found.stdout)["num_parameters"] == 213_568
+
+
+def test_the_resume_command_can_be_pasted():
+    source = Source(("experiment=quickstart", 'name="a b"', "resume=old", "trainer.max_steps=3"), "my conf")
+    given = Arguments(source, None, False, ())
+    assert resume_command(given, Path("/runs/a=b")) == (
+        "hybrid train --config-dir 'my conf' experiment=quickstart 'name=\"a b\"' trainer.max_steps=3 'resume=\"/runs/a=b\"'"
+    )
+    assert resume_command(given, Path("/runs/ab"), ("trainer.max_steps=6",)).endswith(" trainer.max_steps=6 resume=/runs/ab")
+    assert "max_steps=3" not in resume_command(given, Path("/runs/ab"), ("trainer.max_steps=6",))
+
+
+def test_the_command_is_on_the_path():
+    script = Path(sys.executable).with_name("hybrid")
+    if not os.access(script, os.X_OK):
+        pytest.skip("not installed")
+    assert subprocess.run([script, "--version"], capture_output=True, text=True, check=True).stdout.startswith("hybrid-strategy")

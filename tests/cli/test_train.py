@@ -1,0 +1,156 @@
+"""`hybrid train` for real: worker processes, run folder, resume, failures, sweeps."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+OWN = ["model._target_=own_module.OwnModule", "data._target_=own_module.OwnData", "logger=csv"]
+TINY = [
+    "model=llama_tiny",
+    "data.sequence_length=32",
+    "data.global_batch_size=8",
+    "data.max_bytes=200000",
+    "trainer.limit_val_batches=2",
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "own_module.py").write_text((Path(__file__).parent / "own_module.py").read_text())
+    (tmp_path / "text.txt").write_text("\n".join(f"line {number} of some text, {number * 7919 % 1000}" for number in range(5000)))
+    return tmp_path
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    dropped = ("WANDB_API_KEY", "WANDB_MODE", "WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    kept = {name: value for name, value in os.environ.items() if name not in dropped}
+    return kept | {"NETRC": str(folder / "no-netrc"), "HYBRID_STRATEGY_CACHE": str(folder / "cache")}
+
+
+def _hybrid(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hybrid_strategy.cli.main", *arguments]
+    return subprocess.run(command, cwd=folder, env=_environment(folder), capture_output=True, text=True, check=False, timeout=170)
+
+
+def _rows(run_dir: Path) -> list[dict[str, str]]:
+    header, *lines = (run_dir / "metrics.csv").read_text().splitlines()
+    return [dict(zip(header.split(","), line.split(","), strict=True)) for line in lines]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(360)
+def test_a_run_leaves_all_it_promises_and_can_be_resumed(folder: Path):
+    overrides = [
+        *TINY,
+        "data.files=[text.txt]",
+        "strategy=pp2",
+        "trainer.max_steps=4",
+        "trainer.log_every_n_steps=1",
+        'name="a=b c"',
+    ]
+    found = _hybrid(folder, "train", *overrides)
+    assert found.returncode == 0, found.stderr
+    (run_dir,) = (folder / "outputs" / "a=b c").iterdir()
+    for name in (
+        "config.yaml",
+        "plan.json",
+        "metrics.csv",
+        "result.json",
+        "checkpoints/step000004.ckpt",
+        "logs/rank0.log",
+        "logs/rank1.log",
+    ):
+        assert (run_dir / name).exists(), name
+    assert len(list((run_dir / "wandb").glob("offline-run-*"))) == 1
+    assert json.loads((run_dir / "plan.json").read_text())["stage_units"][1][-1] == "lm_head"
+    result = json.loads((run_dir / "result.json").read_text())
+    assert result["steps"] == 4
+    assert result["first_validation_loss"] > result["last_validation_loss"]
+    assert [row["step"] for row in _rows(run_dir) if row["train_loss"]] == ["0", "1", "2", "3"]
+    assert "\x1b" not in found.stdout
+    for text in ("bubble", "validation loss", "tokens/s", f"run folder: {run_dir}", "wandb sync"):
+        assert text in found.stdout
+    assert "Traceback" not in found.stdout + found.stderr
+
+    (command,) = [line for line in found.stdout.splitlines() if line.startswith("resume: ")]
+    words = shlex.split(command.removeprefix("resume: "))
+    assert words[:2] == ["hybrid", "train"]
+    resumed = _hybrid(folder, *words[1:], "logger=csv")
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"resuming from {run_dir}/checkpoints/step000004.ckpt" in resumed.stdout
+    (second,) = [each for each in (folder / "outputs" / "a=b c").iterdir() if each != run_dir]
+    assert [row["step"] for row in _rows(second) if row["train_loss"]] == ["4", "5", "6", "7"]
+
+
+@pytest.mark.slow
+def test_the_first_failing_rank_is_what_the_user_sees(folder: Path):
+    model = ["model.fail_rank=1", "model.fail_step=2", "callbacks.checkpoint.every_n_train_steps=1"]
+    found = _hybrid(folder, "train", *OWN, *model, "strategy=dp2", "trainer.max_steps=5")
+    assert found.returncode == 1
+    assert "ValueError: made to fail" in found.stderr
+    assert found.stderr.count("Traceback") == 1
+    (run_dir,) = (folder / "outputs" / "train").iterdir()
+    assert f"rank 1 failed; log: {run_dir}/logs/rank1.log" in found.stderr
+    assert f"resume={run_dir}" in found.stderr
+
+
+@pytest.mark.slow
+def test_a_module_that_cannot_be_made_is_refused_in_one_line(folder: Path):
+    found = _hybrid(folder, "train", *OWN, "model.no_such_argument.x=1", "model._target_=own_module.OwnDat")
+    assert found.returncode == 2
+    assert found.stderr.startswith("model._target_ is 'own_module.OwnDat': it cannot be made.")
+    assert "Traceback" not in found.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(360)
+def test_a_sweep_goes_on_after_a_failed_point_and_each_has_a_run_of_its_own(folder: Path):
+    texts = {"a": "x=1, y #2", "b": "ünï ☃ $HOME", "c": 'it\'s "so"'}
+    given = [f'model.{name}="{text}"'.replace('"so"', '\\"so\\"') for name, text in texts.items()]
+    fixed = ["trainer.max_steps=2", "trainer.limit_val_batches=0", "logger=wandb", "strategy=single", f"model.record={folder}"]
+    found = _hybrid(folder, "train", "-m", *OWN[:2], *fixed, "model.fail_rank=-1,0", *given)
+    assert found.returncode == 5, found.stderr
+    assert "ValueError: made to fail" in found.stderr
+    (first,) = (folder / "outputs").rglob("0/result.json")
+    failed = first.parents[1] / "1"
+    assert not (failed / "result.json").exists()
+    for run_dir, rank in ((first.parent, "-1"), (failed, "0")):
+        assert f"fail_rank: {rank}" in (run_dir / "config.yaml").read_text()
+        assert len(list((run_dir / "wandb").glob("offline-run-*"))) == 1
+    assert json.loads((folder / "given0.json").read_text()) == texts
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ctrl_c_ends_a_run_within_5_seconds(folder: Path):
+    command = [sys.executable, "-m", "hybrid_strategy.cli.main", "train", *OWN, "trainer.max_epochs=-1", "strategy=dp2"]
+    parent = subprocess.Popen(
+        [*command, "logger=csv_wandb", "callbacks.progress.plain_seconds=0"],
+        cwd=folder,
+        env=_environment(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout is not None
+    for line in parent.stdout:
+        if line.startswith("step ") and not line.startswith("step 0"):
+            break
+    started = time.monotonic()
+    parent.send_signal(signal.SIGINT)
+    _, err = parent.communicate(timeout=30)
+    assert time.monotonic() - started < 5
+    assert parent.returncode == 130
+    assert "stopped by Ctrl-C" in err
+    time.sleep(1.0)
+    left = subprocess.run(["pgrep", "-f", str(folder)], capture_output=True, text=True, check=False).stdout.split()
+    assert left == []

@@ -1,0 +1,144 @@
+"""W&B never stops a run: no server, no package, a run that will not start, an upload that does not end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hybrid_strategy.reporting import wandb_run
+from hybrid_strategy.reporting.wandb_run import WandbRunLogger, resolve_mode
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def _no_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
+
+
+def _use(logger: WandbRunLogger) -> None:
+    logger.log_hyperparams({"model": {"layers": 2, "none": None}, "list": [1, 2]})
+    logger.log_metrics({"loss": 1.0}, step=0)
+    logger.experiment.summary.update({"x": 1})
+
+
+def test_offline_without_a_key_one_run_with_the_nested_configuration(tmp_path: Path):
+    logger = WandbRunLogger(save_dir=str(tmp_path), name="mine", tags=["a"], group=None)
+    _use(logger)
+    assert dict(logger.experiment.config) == {"model": {"layers": 2, "none": None}, "list": [1, 2]}
+    logger.finish()
+    logger.finish()
+    where = logger.where()
+    assert where["mode"] == "offline"
+    assert where["url"] is None
+    assert [str(path) for path in (tmp_path / "wandb").glob("offline-run-*")] == [where["dir"]]
+
+
+def test_two_runs_of_one_process_are_two_runs(tmp_path: Path):
+    ids = set()
+    for number in range(2):
+        logger = WandbRunLogger(save_dir=str(tmp_path / str(number)))
+        logger.log_hyperparams({"number": number})
+        assert dict(logger.experiment.config) == {"number": number}
+        logger.finish()
+        ids.add(logger.where()["id"])
+    assert len(ids) == 2
+
+
+def test_a_server_that_does_not_answer_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    logger = WandbRunLogger(save_dir=str(tmp_path))
+    start = logger._init
+
+    def unreachable(wandb, mode):
+        if mode == "online":
+            raise ConnectionError("no route to host")
+        return start(wandb, mode)
+
+    monkeypatch.setattr(logger, "_init", unreachable)
+    with pytest.warns(UserWarning, match=r"W&B cannot be reached \(no route to host\): this run is logged offline"):
+        _use(logger)
+    logger.finish()
+    assert logger.where()["mode"] == "offline"
+
+
+def test_a_run_that_cannot_start_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    logger = WandbRunLogger(save_dir=str(tmp_path))
+    monkeypatch.setattr(logger, "_init", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
+    with pytest.warns(UserWarning, match="W&B does not work \\(no space left\\)"):
+        _use(logger)
+    logger.finish()
+    assert logger.where() == {"problem": "no space left"}
+
+
+def test_a_missing_package_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("lightning.pytorch.loggers.wandb._WANDB_AVAILABLE", False)
+    with pytest.warns(UserWarning, match="W&B does not work"):
+        logger = WandbRunLogger(save_dir=str(tmp_path))
+    _use(logger)
+    logger.finish()
+    assert "problem" in logger.where()
+    assert logger.save_dir == str(tmp_path)
+    assert logger.name == "hybrid-strategy"
+
+
+def test_an_upload_that_does_not_end_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    leavers = []
+    monkeypatch.setattr(wandb_run.atexit, "register", leavers.append)
+    logger = WandbRunLogger(save_dir=str(tmp_path), finish_timeout=0.2)
+    finish = logger.experiment.finish
+    monkeypatch.setattr(logger.experiment, "finish", lambda: time.sleep(2))
+    started = time.monotonic()
+    with pytest.warns(UserWarning, match=r"still uploading after 0\.2 s.*wandb sync "):
+        logger.finish()
+    assert time.monotonic() - started < 1.5
+    assert leavers == [wandb_run._leave]
+    finish()
+
+
+def test_other_ranks_have_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from lightning_utilities.core.rank_zero import rank_zero_only
+
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    logger = WandbRunLogger(save_dir=str(tmp_path))
+    logger.log_hyperparams({"a": 1})
+    logger.log_metrics({"loss": 1.0})
+    logger.finish()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "environment", "expected"),
+    [
+        ("auto", {}, "offline"),
+        ("auto", {"WANDB_API_KEY": "x"}, "online"),
+        ("auto", {"WANDB_API_KEY": "x", "WANDB_MODE": "offline"}, "offline"),
+        ("auto", {"WANDB_MODE": "dryrun"}, "offline"),
+        ("auto", {"WANDB_MODE": "disabled"}, "disabled"),
+        ("online", {"WANDB_MODE": "offline"}, "online"),
+        ("disabled", {"WANDB_API_KEY": "x"}, "disabled"),
+    ],
+)
+def test_mode(mode: str, environment: dict, expected: str, monkeypatch: pytest.MonkeyPatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert resolve_mode(mode) == expected
+
+
+def test_a_stored_key_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "netrc"
+    file.write_text("machine api.wandb.ai login user password secret\n")
+    file.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(file))
+    assert resolve_mode("auto") == "online"
+
+
+def test_this_module_is_not_imported_by_the_command_line():
+    code = "import hybrid_strategy.cli.train, sys; assert not {'wandb', 'torch', 'lightning'} & set(sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
