@@ -14,26 +14,34 @@ from hybrid_strategy.errors import LayoutError, message
 Path = tuple[str, ...]
 
 
-def map_tensors(function: Callable[[Path, Tensor], Any], value: Any, path: Path = ()) -> Any:
-    """A copy of `value` with `function(path, tensor)` in place of every tensor; containers keep their types."""
-    if isinstance(value, Tensor):
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def map_tensors(
+    function: Callable[[Path, Any], Any], value: Any, path: Path = (), is_leaf: Callable[[Any], bool] = is_tensor
+) -> Any:
+    """A copy of `value` with `function(path, tensor)` in place of every tensor (or leaf); containers keep their types."""
+    if is_leaf(value):
         return function(path, value)
     if isinstance(value, Mapping):
-        return _map_mapping(function, value, path)
+        return _map_mapping(function, value, path, is_leaf)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(function, each, (*path, name)) for name, each in zip(value._fields, value, strict=True)))
+        named = zip(value._fields, value, strict=True)
+        return type(value)(*(map_tensors(function, each, (*path, name), is_leaf) for name, each in named))
     if isinstance(value, (list, tuple)):
-        return type(value)(map_tensors(function, each, (*path, str(i))) for i, each in enumerate(value))
+        return type(value)(map_tensors(function, each, (*path, str(i)), is_leaf) for i, each in enumerate(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {
-            f.name: map_tensors(function, getattr(value, f.name), (*path, f.name)) for f in dataclasses.fields(value) if f.init
-        }
+        given = [f.name for f in dataclasses.fields(value) if f.init]
+        fields = {name: map_tensors(function, getattr(value, name), (*path, name), is_leaf) for name in given}
         return dataclasses.replace(value, **fields)
     return value
 
 
-def _map_mapping(function: Callable[[Path, Tensor], Any], value: Mapping[str, Any], path: Path) -> Any:
-    items = {key: map_tensors(function, each, (*path, str(key))) for key, each in value.items()}
+def _map_mapping(
+    function: Callable[[Path, Any], Any], value: Mapping[str, Any], path: Path, is_leaf: Callable[[Any], bool]
+) -> Any:
+    items = {key: map_tensors(function, each, (*path, str(key)), is_leaf) for key, each in value.items()}
     if type(value) is dict:
         return items
     if isinstance(value, MutableMapping) and not dataclasses.is_dataclass(value):
@@ -71,19 +79,23 @@ class Cut:
 def count_rows(batch: Any, batch_dims: Mapping[str, int | None]) -> int:
     """Samples of a batch: the size of the first tensor along its batch dimension; 1 where there is none."""
     for path, tensor in tensors_of(batch):
-        dim = _batch_dim(path, batch_dims)
+        dim = batch_dim(path, batch_dims)
         if dim is not None and tensor.dim() > dim:
             return tensor.shape[dim]
     return 1
 
 
-def cut_batch(batch: Any, num_microbatches: int, batch_dims: Mapping[str, int | None]) -> Cut:
+def cut_batch(batch: Any, num_microbatches: int, batch_dims: Mapping[str, int | None], rows: int | None = None) -> Cut:
     """Cuts a batch along the batch dimension into at most `num_microbatches` parts whose sizes differ by at most one.
 
-    Only tensors whose declared batch dimension has the batch's size are cut; everything else passes whole. A batch of fewer
-    rows than `num_microbatches` gives as many micro-batches as it has rows.
+    Only tensors whose declared batch dimension has the batch's size are cut, and lists of as many strings or numbers (what a
+    collate function leaves of fields that are no tensors); everything else passes whole. A batch of fewer rows than
+    `num_microbatches` gives as many micro-batches as it has rows.
+
+    Args:
+        rows: samples of the batch, where they are known; default: counted.
     """
-    rows = count_rows(batch, batch_dims)
+    rows = count_rows(batch, batch_dims) if rows is None else rows
     if rows == 0:
         raise LayoutError(message("batch", 0, "a batch must hold at least one sample", "", "Check the data loader"))
     parts = min(num_microbatches, rows)
@@ -95,16 +107,22 @@ def cut_batch(batch: Any, num_microbatches: int, batch_dims: Mapping[str, int | 
 
 
 def _slice_batch(batch: Any, rows: int, start: int, stop: int, batch_dims: Mapping[str, int | None]) -> Any:
-    def piece(path: Path, tensor: Tensor) -> Tensor:
-        dim = _batch_dim(path, batch_dims)
-        if dim is None or tensor.dim() <= dim or tensor.shape[dim] != rows:
-            return tensor
-        return tensor.narrow(dim, start, stop - start)
+    def piece(path: Path, leaf: Any) -> Any:
+        dim = batch_dim(path, batch_dims)
+        if isinstance(leaf, list):
+            return leaf[start:stop] if dim == 0 and len(leaf) == rows else leaf
+        if dim is None or leaf.dim() <= dim or leaf.shape[dim] != rows:
+            return leaf
+        return leaf.narrow(dim, start, stop - start)
 
-    return map_tensors(piece, batch)
+    return map_tensors(piece, batch, is_leaf=lambda value: isinstance(value, Tensor) or _is_plain_list(value))
 
 
-def _batch_dim(path: Path, batch_dims: Mapping[str, int | None]) -> int | None:
+def _is_plain_list(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, (str, bytes, int, float)) for each in value)
+
+
+def batch_dim(path: Path, batch_dims: Mapping[str, int | None]) -> int | None:
     """The declared batch dimension of the tensor at `path`: by its dotted path, by its last key, else 0."""
     for key in (".".join(path), path[-1] if path else ""):
         if key in batch_dims:

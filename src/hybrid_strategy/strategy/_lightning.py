@@ -25,6 +25,7 @@ __all__ = [
     "backend_for",
     "distributed_is_initialized",
     "init_process_group",
+    "leave_samplers_alone",
     "make_script_launcher",
     "rank_zero_info",
     "ready_to_step",
@@ -59,6 +60,11 @@ def make_script_launcher(environment: ClusterEnvironment, num_processes: int, nu
 def attach_mesh(module: pl.LightningModule, mesh: Any) -> None:
     """Lets `module.device_mesh` answer, as under `ModelParallelStrategy`."""
     module._device_mesh = mesh
+
+
+def leave_samplers_alone(trainer: pl.Trainer) -> None:
+    """The strategy divides the samples itself, in `process_dataloader`; Lightning must not do it before."""
+    trainer._accelerator_connector.use_distributed_sampler = False
 
 
 def set_rank_zero(rank: int) -> None:

@@ -32,11 +32,11 @@ from hybrid_strategy.spec.parallel_plan import ParallelPlan
 from hybrid_strategy.strategy import _lightning
 from hybrid_strategy.strategy.checkpointing import StateKeeper
 from hybrid_strategy.strategy.data_position import go_on
-from hybrid_strategy.strategy.hand_over import loss_with_hand_over
 from hybrid_strategy.strategy.manual import check_manual_optimization
 from hybrid_strategy.strategy.options import make_options
-from hybrid_strategy.strategy.precision import adapt_precision, loss_scale
-from hybrid_strategy.strategy.step import StepCall, StepEngine
+from hybrid_strategy.strategy.precision import adapt_precision
+from hybrid_strategy.strategy.step import StepEngine
+from hybrid_strategy.strategy.steps import Steps
 from hybrid_strategy.strategy.target import find_plan, find_target, run_seed
 
 
@@ -157,6 +157,11 @@ class HybridParallelStrategy(ParallelStrategy):
         return len(self.parallel_devices) if self.parallel_devices else 1
 
     @property
+    def is_distributed(self) -> bool:
+        """Tells Lightning that `sync_dist` means something."""
+        return self.num_nodes * self.num_processes > 1
+
+    @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
         """Samples are divided over data-parallel ranks only: tensor and pipeline peers read the same ones."""
         coordinate = self.layout.coordinate(self.global_rank)
@@ -199,9 +204,11 @@ class HybridParallelStrategy(ParallelStrategy):
     def setup(self, trainer: pl.Trainer) -> None:
         assert self.accelerator is not None  # set by the Trainer before
         self.accelerator.setup(trainer)
+        _lightning.leave_samplers_alone(trainer)
         module = self._user_module()
         if self._made_of is not module:
             self._parallelize(module)
+        self.engine.attach(trainer)
         self.model = module
         if trainer.state.fn == TrainerFn.FITTING:
             check_manual_optimization(module, self.layout, self.options)
@@ -229,7 +236,7 @@ class HybridParallelStrategy(ParallelStrategy):
             self._made,
             self.groups,
             lambda rows: self.options.microbatches_of(rows, size),
-            plan.batch_dims,
+            {**plan.batch_dims, **getattr(module, "batch_dims", {})},
             self.root_device,
         )
         self._made_of = module
@@ -264,6 +271,11 @@ class HybridParallelStrategy(ParallelStrategy):
         return self._engine
 
     @property
+    def steps(self) -> Steps:
+        """Lightning's calls of the user's steps."""
+        return Steps(self._user_module(), self.engine, self.precision_plugin)
+
+    @property
     def made(self) -> Parallelized:
         """What `parallelize` made of the module; known after `setup`."""
         if self._made is None:
@@ -272,54 +284,22 @@ class HybridParallelStrategy(ParallelStrategy):
 
     def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
         module = self._user_module()
-        call = self._call("train", module.training_step, args, kwargs)
         if not module.automatic_optimization:
-            with call.context():
+            with self.precision_plugin.train_step_context():
                 return module.training_step(*args, **kwargs)
-        scale = loss_scale(self.precision_plugin) / module.trainer.accumulate_grad_batches
-        loss, output = self.engine.train(call, scale)
-        carried = loss_with_hand_over(loss, lambda gradient: self._receive(gradient, scale))
-        return {**output, "loss": carried} if isinstance(output, Mapping) else carried
+        result: STEP_OUTPUT = self.steps.train(args, kwargs)
+        return result
 
     def validation_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
-        result: STEP_OUTPUT = self.engine.evaluate(self._call("validate", self._user_module().validation_step, args, kwargs))
+        result: STEP_OUTPUT = self.steps.evaluate("validate", args, kwargs)
         return result
 
     def test_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
-        result: STEP_OUTPUT = self.engine.evaluate(self._call("test", self._user_module().test_step, args, kwargs))
+        result: STEP_OUTPUT = self.steps.evaluate("test", args, kwargs)
         return result
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self.engine.evaluate(self._call("predict", self._user_module().predict_step, args, kwargs))
-
-    def _call(self, kind: str, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> StepCall:
-        plugin = self.precision_plugin
-        contexts = {
-            "train": plugin.train_step_context,
-            "validate": plugin.val_step_context,
-            "test": plugin.test_step_context,
-            "predict": plugin.predict_step_context,
-        }
-        batch, *rest = (*args, *kwargs.values())
-        mesh = self._position(kind, rest)
-        if mesh is None or not rest or not isinstance(rest[0], int):
-            return StepCall(kind, function, contexts[kind], batch, tuple(rest))
-        return StepCall(kind, function, contexts[kind], batch, tuple(rest), mesh.rows_of(rest[0]), mesh.global_rows_of(rest[0]))
-
-    def _position(self, kind: str, arguments: Sequence[Any]) -> Any:
-        """What the present loader knows of its batches, or `None`."""
-        trainer = self._user_module().trainer
-        names = {"train": "train_dataloader", "validate": "val_dataloaders", "test": "test_dataloaders", "predict": "predict_dataloaders"}
-        loaders: Any = getattr(trainer, names[kind])
-        index = arguments[1] if len(arguments) > 1 else 0
-        loader = loaders[index] if isinstance(loaders, Sequence) and kind != "train" else loaders
-        return getattr(loader, "mesh", None)
-
-    def _receive(self, gradient: Tensor, scale: float) -> None:
-        """Called by autograd where Lightning runs backward."""
-        self.engine.hand_over(gradient.item() / scale)
-        if _lightning.ready_to_step(self._user_module().trainer):
-            self.made.sharding.reduce()
+        return self.steps.evaluate("predict", args, kwargs)
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
         if self._user_module().automatic_optimization:
@@ -335,6 +315,7 @@ class HybridParallelStrategy(ParallelStrategy):
     def optimizer_step(self, optimizer: Optimizer, closure: Any, model: Any = None, **kwargs: Any) -> Any:
         result = super().optimizer_step(optimizer, closure, model, **kwargs)
         self.made.sharding.mark_changed()
+        self.engine.router.before_step_ends()
         return result
 
     def owned_gradients(self) -> list[Tensor]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -45,32 +48,103 @@ def read_loss(output: Any, rows: float) -> StepLoss:
     )
 
 
+def token_count(output: Any) -> float | None:
+    """`num_tokens` of a step's output, or `None`."""
+    tokens = output.get("num_tokens") if isinstance(output, Mapping) else None
+    return None if tokens is None else float(tokens)
+
+
 def combine_outputs(outputs: Sequence[Any], rows: Sequence[int]) -> Any:
-    """One value for the whole batch: tensors with a row per sample are joined, other tensors averaged by rows.
+    """What one call for the whole batch would have returned, from what the calls for its micro-batches did.
 
-    Mappings, lists and tuples are combined item by item; anything else is returned as a list, one item a micro-batch.
+    Tensors, arrays and lists with an item per sample are joined; other tensors and floats are averaged, by tokens where the
+    outputs have `num_tokens`, else by rows; `num_tokens` is summed; containers are combined item by item and keep their types.
+    What is the same in all micro-batches stays so; anything else becomes a list, one item a micro-batch.
     """
-    first = outputs[0]
     if len(outputs) == 1:
-        return first
+        return outputs[0]
+    tokens = [token_count(each) for each in outputs]
+    weights = [float(count) for count in rows] if None in tokens else [each or 0.0 for each in tokens]
+    return _combine(list(outputs), _Shares(list(rows), weights), "")
+
+
+@dataclass(frozen=True)
+class _Shares:
+    rows: list[int]
+    weights: list[float]
+
+
+def _combine(values: list[Any], shares: _Shares, key: str) -> Any:
+    first = values[0]
     if isinstance(first, Tensor):
-        return _combine_tensors(list(outputs), rows)
+        return _combine_tensors(values, shares, key)
+    if key == "num_tokens":
+        return sum(values)
+    if isinstance(first, numpy.ndarray) and _per_row([each.shape[:1] for each in values], shares):
+        return numpy.concatenate(values)
     if isinstance(first, Mapping):
-        return {key: combine_outputs([output[key] for output in outputs], rows) for key in first}
-    if isinstance(first, (list, tuple)) and all(len(output) == len(first) for output in outputs):
-        if len(first) == rows[0] and not any(isinstance(item, Tensor) for item in first):
-            return type(first)(item for output in outputs for item in output)
-        return type(first)(combine_outputs(list(items), rows) for items in zip(*outputs, strict=True))
-    if first is None:
-        return None
-    return list(outputs)
+        items = {name: _combine([each[name] for each in values], shares, str(name)) for name in first}
+        return items if type(first) is dict else _rebuilt(first, items)
+    if isinstance(first, tuple) and hasattr(first, "_fields"):
+        return type(first)(*(_combine(list(items), shares, "") for items in zip(*values, strict=True)))
+    if isinstance(first, (list, tuple)):
+        return _combine_sequences(values, shares)
+    if dataclasses.is_dataclass(first) and not isinstance(first, type):
+        names = [each.name for each in dataclasses.fields(first) if each.init]
+        return dataclasses.replace(
+            first, **{name: _combine([getattr(each, name) for each in values], shares, name) for name in names}
+        )
+    return _combine_plain(values, shares)
 
 
-def _combine_tensors(tensors: list[Tensor], rows: Sequence[int]) -> Tensor:
-    if all(tensor.dim() > 0 and tensor.shape[0] == count for tensor, count in zip(tensors, rows, strict=True)):
+def _combine_plain(values: list[Any], shares: _Shares) -> Any:
+    if values[0] is None or (isinstance(values[0], (int, str, bytes, float)) and all(each == values[0] for each in values)):
+        return values[0]
+    numbers = [each for each in values if isinstance(each, float)]
+    total = math.fsum(shares.weights)
+    if len(numbers) == len(values) and total:
+        return math.fsum(each * weight for each, weight in zip(numbers, shares.weights, strict=True)) / total
+    return values
+
+
+def _combine_sequences(values: list[Any], shares: _Shares) -> Any:
+    first = values[0]
+    batched = all(isinstance(item, Tensor) and _has_rows(item, shares.rows[0]) for item in first)
+    mixed = any(isinstance(item, Tensor) for item in first) and isinstance(first, tuple)
+    if not batched and not mixed and _per_row([(len(each),) for each in values], shares):
+        return type(first)(item for each in values for item in each)
+    if all(len(each) == len(first) for each in values):
+        return type(first)(_combine(list(items), shares, "") for items in zip(*values, strict=True))
+    return values
+
+
+def _has_rows(tensor: Tensor, rows: int) -> bool:
+    return tensor.dim() > 0 and tensor.shape[0] == rows
+
+
+def _rebuilt(first: Any, items: dict[str, Any]) -> Any:
+    """A mapping of the user's own type, such as a model's output."""
+    try:
+        return type(first)(**items)
+    except TypeError:
+        return items
+
+
+def _per_row(shapes: list[Any], shares: _Shares) -> bool:
+    return all(len(shape) == 1 and shape[0] == count for shape, count in zip(shapes, shares.rows, strict=True))
+
+
+def _combine_tensors(tensors: list[Tensor], shares: _Shares, key: str) -> Any:
+    first = tensors[0]
+    if _per_row([tensor.shape[:1] for tensor in tensors], shares):
         return torch.cat(tensors)
-    if not tensors[0].is_floating_point():
-        return torch.stack(tensors)
-    weights = torch.tensor(rows, dtype=tensors[0].dtype, device=tensors[0].device)
-    mean: Tensor = torch.tensordot(weights / weights.sum(), torch.stack(tensors), dims=1)
-    return mean
+    if key == "num_tokens":
+        return torch.stack(tensors).sum(0)
+    if any(tensor.shape != first.shape for tensor in tensors):
+        return tensors
+    if not first.is_floating_point():
+        same = all(torch.equal(tensor, first) for tensor in tensors)
+        return first if same else torch.stack(tensors) if first.dim() == 0 else tensors
+    weights = torch.tensor(shares.weights, dtype=torch.float64)
+    weights = (weights / weights.sum()).to(dtype=first.dtype, device=first.device)
+    return torch.tensordot(weights, torch.stack(tensors), dims=1)

@@ -2,63 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.parallel.player import Player
 from hybrid_strategy.parallel.stages import StageNow, StageOutput
 from hybrid_strategy.parallel.transport import Transport
-from hybrid_strategy.parallel.trees import Cut, cut_batch, tensors_of
+from hybrid_strategy.parallel.trees import Cut, map_tensors, tensors_of
 from hybrid_strategy.parallelize import Parallelized
 from hybrid_strategy.planning.layouts import find_schedule
 from hybrid_strategy.spec.table import ScheduleTable
-from hybrid_strategy.strategy.outputs import StepLoss, combine_outputs, read_loss
-from hybrid_strategy.strategy.routed_log import Combined, LogExchange, LogRecorder, replay
+from hybrid_strategy.strategy.batch_cutting import BatchCutter
+from hybrid_strategy.strategy.outputs import combine_outputs, read_loss, token_count
+from hybrid_strategy.strategy.routed_log import LogRouter
+from hybrid_strategy.strategy.step_call import Play, StepCall
 
 _TOKENS_PER_ROW = 1024.0
 """Keeps loss weights near 1 while tokens are not counted yet, for the range of half precision; any number is right."""
-
-
-@dataclass
-class StepCall:
-    """One call of a user's step by Lightning.
-
-    Attributes:
-        kind: `train`, `validate`, `test` or `predict`.
-        function: the user's step.
-        context: makes the precision context of one forward pass.
-        arguments: what Lightning passes after the batch.
-        real_rows: samples of this rank's batch that count; 0 where the batch only keeps the rank busy. `None`: all.
-        run_rows: samples of this step on all data-parallel ranks together. `None`: not known, the ranks add them up.
-    """
-
-    kind: str
-    function: Callable[..., Any]
-    context: Callable[[], AbstractContextManager[Any]]
-    batch: Any
-    arguments: tuple[Any, ...]
-    real_rows: int | None = None
-    run_rows: int | None = None
-
-
-@dataclass
-class _Play:
-    """The state of one play: what the runner's passes share."""
-
-    call: StepCall
-    cut: Cut
-    run_rows: float
-    loss_scale: float
-    losses: list[StepLoss] = field(default_factory=list)
-    outputs: list[Any] = field(default_factory=list)
 
 
 class StepEngine:
@@ -70,6 +37,7 @@ class StepEngine:
         groups: this rank's place.
         microbatches_of: rows of a batch -> number of micro-batches.
         batch_dims: batch key -> batch dimension, where it is not 0.
+        device: the rank's device.
     """
 
     def __init__(
@@ -82,17 +50,18 @@ class StepEngine:
         device: torch.device,
     ) -> None:
         self.module, self.made, self.groups, self.device = module, made, groups, device
-        self._microbatches_of, self._batch_dims = microbatches_of, batch_dims
         layout = groups.layout
         self._schedule = find_schedule(layout.schedule)
         self._rank = groups.coordinate.pipeline_parallel
         pipelined = layout.pipeline_parallel_size > 1
+        self.last_stage_rank = self._schedule.stage_ranks(layout.pipeline_parallel_size, layout.stages_per_rank)[-1]
         self.player = Player(self._rank, Transport(groups, device) if pipelined else None)
-        self._recorder = LogRecorder(module, pipelined)
-        self._exchanges: dict[str, LogExchange] = {}
+        self.router = LogRouter(module, groups, device, self.last_stage_rank)
+        self._cutter = BatchCutter(microbatches_of, batch_dims)
         self._tables: dict[tuple[int, bool], ScheduleTable] = {}
         self._last_stage = layout.num_stages - 1
-        self._play: _Play | None = None
+        self._play: Play | None = None
+        self._last_batch: tuple[Any, float] = (None, 0.0)
         self._correction = 1.0
         self.last_loss: Tensor | None = None
 
@@ -107,12 +76,21 @@ class StepEngine:
 
     @property
     def holds_last_stage(self) -> bool:
-        return self._last_stage_rank == self._rank
+        return self.last_stage_rank == self._rank
 
     @property
-    def _last_stage_rank(self) -> int:
-        layout = self.groups.layout
-        return self._schedule.stage_ranks(layout.pipeline_parallel_size, layout.stages_per_rank)[-1]
+    def playing(self) -> bool:
+        """Does the user's step run now?"""
+        return self._play is not None
+
+    def attach(self, trainer: Trainer) -> None:
+        """Routes what `trainer` logs from now on."""
+        self.router.attach(trainer, self.rows_of)
+
+    def rows_of(self, batch: Any) -> float:
+        """Samples of a batch that count on this rank."""
+        last, rows = self._last_batch
+        return rows if batch is last else float(self._cutter.rows_of(batch))
 
     # ------------------------------------------------------------------------------------------------------- steps
 
@@ -123,31 +101,18 @@ class StepEngine:
             The loss of the whole run's batch (mean over all its rows or tokens), and what the user's step returned.
         """
         cut = self._cut(call)
-        play = _Play(call, cut, self._run_rows(call, cut), loss_scale)
-        self.made.sharding.begin()
-        try:
-            self._run(play, train=True)
-        finally:
-            self.made.sharding.end()
+        play = Play(call, cut, self._run_rows(call, cut), loss_scale)
+        self._run(play, train=True)
         self.made.sharding.take()
-        combined = self._finish_training(play)
-        total, _, expected = combined.sums.tolist()
-        self._correction = expected / total if total else 1.0
-        self.last_loss = (combined.sums[1] / combined.sums[0]).float()
-        output = combine_outputs(play.outputs, cut.rows) if play.outputs else self.last_loss
-        return self.last_loss, output
+        return self._finish_training(play)
 
     def evaluate(self, call: StepCall) -> Any:
-        """Forward passes only; returns what the user's step returned, joined over micro-batches (`None` off the last stage)."""
-        cut = self._cut(call)
-        play = _Play(call, cut, 1.0, 1.0)
-        self.made.sharding.begin()
-        try:
+        """Forward passes only; returns what the user's step returned, joined over micro-batches, on every pipeline rank."""
+        play = Play(call, self._cut(call), 1.0, 1.0)
+        if not self._may_be_left_out(call):
             self._run(play, train=False)
-        finally:
-            self.made.sharding.end()
-        self._share(call.kind, ())
-        return combine_outputs(play.outputs, cut.rows) if play.outputs else None
+        _, outputs = self.router.share(call.kind, (), (), self._joined(play))
+        return outputs
 
     def hand_over(self, gradient_scale: float) -> None:
         """Adds the gradients of the last `train` to the accumulation window; `gradient_scale` is what autograd asks for."""
@@ -160,8 +125,10 @@ class StepEngine:
         play = self._now
         start, stop = self.made.bounds[stage], self.made.bounds[stage + 1]
         now = StageNow(start, stop, stage == self._last_stage, received)
+        counts = play.cut.rows[micro_batch] > 0
+        router = self.router
         try:
-            with self._recorder.recording(), play.call.context(), self.made.context.play(now):
+            with router.recorder.recording(), router.metrics.watching(counts), play.call.context(), self.made.context.play(now):
                 output = play.call.function(play.cut.micro_batches[micro_batch], *play.call.arguments)
         except StageOutput as leaving:
             return leaving.value
@@ -176,18 +143,34 @@ class StepEngine:
     # ---------------------------------------------------------------------------------------------------- details
 
     @property
-    def _now(self) -> _Play:
+    def _now(self) -> Play:
         if self._play is None:
             raise RuntimeError("a stage is played outside of a step")
         return self._play
 
+    @property
+    def _gathers_in_passes(self) -> bool:
+        """Do data-parallel ranks talk to each other in every pass, so that all must play equally many?"""
+        layout = self.groups.layout
+        return layout.sharding == "zero3" and layout.data_parallel_size > 1
+
+    def _may_be_left_out(self, call: StepCall) -> bool:
+        """A row of padding needs no evaluation, where nobody waits for this rank's passes or metrics."""
+        return call.real_rows == 0 and call.kind != "predict" and not self._gathers_in_passes and not self.router.metrics.present
+
     def _cut(self, call: StepCall) -> Cut:
-        cut = cut_batch(call.batch, 1, self._batch_dims)
-        parts = min(self._microbatches_of(cut.num_rows), cut.num_rows)
-        cut = cut if parts == 1 else cut_batch(call.batch, parts, self._batch_dims)
-        if call.real_rows == 0:
-            return Cut(cut.micro_batches, [0] * len(cut.rows))
+        most = None
+        if self._gathers_in_passes:
+            size = self.groups.layout.data_parallel_size
+            most = -(-call.run_rows // size) if call.run_rows is not None else self._most_rows(call)
+        cut = self._cutter.cut(call.batch, call.real_rows, most)
+        self._last_batch = (call.batch, float(cut.num_rows))
         return cut
+
+    def _most_rows(self, call: StepCall) -> int:
+        rows = torch.tensor([self._cutter.rows_of(call.batch)], device=self.device)
+        dist.all_reduce(rows, op=dist.ReduceOp.MAX, group=self.groups.data)
+        return int(rows.item())
 
     def _run_rows(self, call: StepCall, cut: Cut) -> float:
         """Samples of this step on all data-parallel ranks: the loss is the mean over them, so every rank must know it first."""
@@ -199,28 +182,37 @@ class StepEngine:
         dist.all_reduce(rows, group=self.groups.data)
         return max(rows.item(), 1.0)
 
-    def _run(self, play: _Play, train: bool) -> None:
+    def _run(self, play: Play, train: bool) -> None:
         self._play = play
+        self.router.metrics.begin()
         signatures = [_signature(each) for each in play.cut.micro_batches]
+        self.made.sharding.begin()
         try:
             self.player.play(self.table(len(play.cut.rows), train), self, signatures)
         finally:
             self._play = None
+            self.made.sharding.end()
 
-    def _finish_forward(self, play: _Play, output: Any, micro_batch: int) -> Any:
+    def _finish_forward(self, play: Play, output: Any, micro_batch: int) -> Any:
         rows = float(play.cut.rows[micro_batch])
-        play.outputs.append(_detached(output))
+        play.outputs[micro_batch] = map_tensors(lambda _, tensor: tensor.detach(), output)
         if play.call.kind != "train":
-            self._recorder.commit(rows)
+            tokens = token_count(output)
+            self.router.recorder.commit(rows, rows if tokens is None else tokens, counts=rows > 0)
             return None
         found = read_loss(output, rows)
-        if play.call.real_rows == 0:
-            found = replace(found, weight=0.0)
-        self._recorder.commit(found.weight)
-        play.losses.append(replace(found, loss=found.loss.detach()))
+        found = found if rows else replace(found, weight=0.0)
+        self.router.recorder.commit(rows, found.weight, counts=rows > 0)
+        play.losses[micro_batch] = replace(found, loss=found.loss.detach())
+        if found.weight == 0.0:
+            return self._without_weight(found.loss)
         return found.loss * (found.weight / self._expected(play, found.counts_tokens) * play.loss_scale)
 
-    def _expected(self, play: _Play, counts_tokens: bool) -> float:
+    def _without_weight(self, loss: Tensor) -> Tensor:
+        """The loss of samples that do not count; it may be 0/0, so no gradient is made of it where nobody waits for one."""
+        return torch.nan_to_num(loss) * 0.0 if self._gathers_in_passes else torch.zeros_like(loss).detach()
+
+    def _expected(self, play: Play, counts_tokens: bool) -> float:
         """The denominator of loss weights, the same on all data-parallel ranks.
 
         By rows it is exact. Tokens are counted only while the step runs: they are divided by a round number first, and
@@ -228,33 +220,27 @@ class StepEngine:
         """
         return play.run_rows * (_TOKENS_PER_ROW if counts_tokens else 1.0)
 
-    def _finish_training(self, play: _Play) -> Combined:
-        """Shares loss and logs; `sums` of the result are the run's weight, its weighted loss, and this rank's denominator."""
+    def _finish_training(self, play: Play) -> tuple[Tensor, Any]:
+        """Shares loss, logs and outputs; sums are the run's weight, its weighted loss, and this rank's denominator."""
+        losses = list(play.losses.values())
         zero = torch.zeros((), dtype=torch.float64, device=self.device)
-        total = zero + sum(each.weight for each in play.losses)
-        weighted = sum((each.loss.double() * each.weight for each in play.losses if each.weight), zero)
-        counts_tokens = any(each.counts_tokens for each in play.losses)
-        return self._share("train", (total, weighted), (self._expected(play, counts_tokens),))
+        total = zero + sum(each.weight for each in losses)
+        weighted = sum((each.loss.double() * each.weight for each in losses if each.weight), zero)
+        counts_tokens = any(each.counts_tokens for each in losses)
+        output = self._joined(play)
+        rest = {key: each for key, each in output.items() if key != "loss"} if isinstance(output, Mapping) else None
+        combined, rest = self.router.share("train", (total, weighted), (self._expected(play, counts_tokens),), rest)
+        run_weight, _, expected = combined.sums.tolist()
+        self._correction = expected / run_weight if run_weight else 1.0
+        self.last_loss = (combined.sums[1] / combined.sums[0]).float() if run_weight else combined.sums[1].float()
+        return self.last_loss, {"loss": self.last_loss, **rest} if rest is not None else self.last_loss
 
-    def _share(self, kind: str, sums: Sequence[Tensor], own: Sequence[float] = ()) -> Combined:
-        records = self._recorder.take()
-        combined = self._exchange(kind).combine(records, sums, own)
-        replay(combined, records.metrics, self.module.log)
-        return combined
-
-    def _exchange(self, kind: str) -> LogExchange:
-        if kind not in self._exchanges:
-            self._exchanges[kind] = LogExchange(self.groups, self.device, self._last_stage_rank)
-        return self._exchanges[kind]
+    def _joined(self, play: Play) -> Any:
+        """What the step returned for the batch; `None` where it ran on other pipeline ranks."""
+        rows = play.cut.rows
+        order = [each for each in sorted(play.outputs) if rows[each] > 0] or sorted(play.outputs)[:1]
+        return combine_outputs([play.outputs[each] for each in order], [rows[each] for each in order]) if order else None
 
 
 def _signature(micro_batch: Any) -> Hashable:
     return tuple((path, tuple(tensor.shape), tensor.dtype) for path, tensor in tensors_of(micro_batch))
-
-
-def _detached(output: Any) -> Any:
-    if isinstance(output, Tensor):
-        return output.detach()
-    if isinstance(output, Mapping):
-        return {key: _detached(each) for key, each in output.items()}
-    return output

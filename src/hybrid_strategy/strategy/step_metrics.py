@@ -1,0 +1,148 @@
+"""torchmetrics objects: updated where the step runs, synchronised over data-parallel ranks only, known on all ranks.
+
+A metric's value of one step is that of all its micro-batches and data-parallel ranks together: a second metric, emptied before
+each step, is updated beside the user's. Under a pipeline only the ranks of the last stage hold what was counted; `compute()`,
+called on all ranks, gives all of them the last stage's value.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torchmetrics import Metric
+from torchmetrics.utilities.distributed import gather_all_tensors
+
+from hybrid_strategy.distributed.groups import Groups
+
+
+class _DataGather:
+    """Gathers a metric's state over the data-parallel ranks; copies of a metric share it."""
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self._group = group
+
+    def __call__(self, state: Tensor, group: Any = None) -> list[Tensor]:
+        if self._group is None:
+            return [state]
+        return gather_all_tensors(state, self._group)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _DataGather:
+        return self
+
+
+def _ignore(*_args: Any, **_kwargs: Any) -> None:
+    """Stands for a metric's `update` while a row of padding passes."""
+
+
+class StepMetrics:
+    """The metric objects of one LightningModule.
+
+    Args:
+        module: the user's module.
+        groups: this rank's place.
+        last_stage_rank: the pipeline rank whose metrics are updated.
+    """
+
+    def __init__(self, module: nn.Module, groups: Groups, last_stage_rank: int) -> None:
+        self._metrics = [each for each in module.modules() if isinstance(each, Metric)]
+        self._groups, self._last_stage_rank = groups, last_stage_rank
+        self._twins = {id(each): copy.deepcopy(each) for each in self._metrics}
+        self._forwarded: set[int] = set()
+        self._in_step = False
+        gather = _DataGather(groups.data)
+        for metric in (*self._metrics, *self._twins.values()):
+            if metric.dist_sync_fn is None and metric.process_group is None:
+                metric.dist_sync_fn = gather
+        if groups.upward is not None:
+            for metric in self._metrics:
+                vars(metric)["compute"] = partial(self._compute, metric, metric.compute)
+
+    @property
+    def present(self) -> bool:
+        """Has the module any metric object?"""
+        return bool(self._metrics)
+
+    def release(self) -> None:
+        """Gives the metrics back as they were."""
+        for metric in self._metrics:
+            own = vars(metric).get("compute")
+            if isinstance(own, partial):
+                vars(metric)["compute"] = own.args[1]
+            if isinstance(metric.dist_sync_fn, _DataGather):
+                metric.dist_sync_fn = None
+
+    def begin(self) -> None:
+        """A step begins."""
+        for key in self._forwarded:
+            self._twins[key].reset()
+        self._forwarded.clear()
+
+    @contextmanager
+    def watching(self, counts: bool) -> Iterator[None]:
+        """Follows the metrics during one micro-batch; where `counts` is false they stay as they are."""
+        self._in_step = True
+        saved = [vars(metric)["update"] for metric in self._metrics]
+        for metric in self._metrics:
+            vars(metric)["forward"] = partial(self._forward, metric, counts)
+            if not counts:
+                vars(metric)["update"] = _ignore
+        try:
+            yield
+        finally:
+            self._in_step = False
+            for metric, update in zip(self._metrics, saved, strict=True):
+                del vars(metric)["forward"]
+                vars(metric)["update"] = update
+
+    def step_value(self, metric: Metric) -> Tensor | None:
+        """The metric of this step over all data-parallel ranks, where it is one number; a collective call of the last stage."""
+        if id(metric) not in self._forwarded:
+            return None
+        value = self._twins[id(metric)].compute()
+        return value.detach() if isinstance(value, Tensor) and value.numel() == 1 else None
+
+    def _forward(self, metric: Metric, counts: bool, *args: Any, **kwargs: Any) -> Any:
+        twin = self._twins[id(metric)]
+        self._forwarded.add(id(metric))
+        if not counts:
+            return copy.deepcopy(twin).forward(*args, **kwargs)
+        value = type(metric).forward(metric, *args, **kwargs)
+        twin.to(metric.device).update(*args, **kwargs)
+        return value
+
+    def _compute(self, metric: Metric, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`compute()` of all pipeline ranks: the last stage's value, or its error."""
+        if self._in_step:
+            return compute(*args, **kwargs)
+        box: list[Any] = [None, None]
+        if self._groups.coordinate.pipeline_parallel == self._last_stage_rank:
+            box = _attempt(compute, *args, **kwargs)
+        dist.broadcast_object_list(box, group_src=self._last_stage_rank, group=self._groups.upward)
+        value, error = box
+        if error is not None:
+            raise error
+        return _to_device(value, metric.device)
+
+
+def _attempt(compute: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+    try:
+        return [_to_device(compute(*args, **kwargs), torch.device("cpu")), None]
+    except Exception as error:  # whatever the metric raises: the other ranks wait for an answer
+        return [None, error]
+
+
+def _to_device(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: _to_device(each, device) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_to_device(each, device) for each in value)
+    return value

@@ -1,0 +1,88 @@
+"""The contract's items: what each runs, and where it is refused."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from hybrid_strategy.errors import ConfigError
+from tests.contract.layouts import LAYOUTS, PLAIN, ContractLayout
+from tests.contract.models import quiet
+from tests.contract.same import RELATIVE, differences
+from tests.support.ranks import run_ranks
+
+MODULES = ("logging", "hook_logging")
+"""One file of items a point of the contract, `tests/contract/<name>_items.py`."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One promise.
+
+    Attributes:
+        point: its number in the contract.
+        run: runs it in a layout, on every rank; the second argument is a folder that all ranks share. The keys of what it
+            returns are compared on every rank, those under `rank_zero` on rank 0 only.
+        refused: layout name -> words of the error that refuses it; explained in docs/limits.md.
+        relative: tolerance of numbers.
+    """
+
+    name: str
+    point: int
+    run: Callable[[ContractLayout, str], Any]
+    refused: Mapping[str, str] = field(default_factory=dict)
+    relative: float = RELATIVE
+
+
+@cache
+def all_items() -> dict[str, Item]:
+    found: dict[str, Item] = {}
+    for name in MODULES:
+        for item in import_module(f"tests.contract.{name}_items").ITEMS:
+            found[item.name] = item
+    return found
+
+
+def _run_here(name: str, layout: ContractLayout, folder: str) -> tuple[str, Any]:
+    with quiet():
+        try:
+            return "ran", all_items()[name].run(layout, folder)
+        except ConfigError as error:
+            return "refused", str(error)
+
+
+@cache
+def reference(name: str) -> Any:
+    """What plain Lightning sees."""
+    with tempfile.TemporaryDirectory() as folder:
+        kind, record = run_ranks(_run_here, 1, name, PLAIN, folder, process_group=False)[0]
+    if kind != "ran":
+        raise AssertionError(f"plain Lightning refused {name}: {record}")
+    return record
+
+
+def compare(name: str, layout_name: str) -> tuple[str, list[str]]:
+    """`same`, `refused` or `different`, and why."""
+    item, layout = all_items()[name], LAYOUTS[layout_name]
+    with tempfile.TemporaryDirectory() as folder:
+        answers = run_ranks(_run_here, layout.world_size, name, layout, folder, process_group=False)
+    kinds = {kind for kind, _ in answers}
+    if kinds == {"refused"}:
+        words = item.refused.get(layout_name)
+        wrong = [] if words else [f"refused without being listed: {answers[0][1]}"]
+        wrong += [f"rank {rank}: {text}" for rank, (_, text) in enumerate(answers) if words and words not in text]
+        return ("different", wrong) if wrong else ("refused", [answers[0][1]])
+    if layout_name in item.refused or kinds != {"ran"}:
+        return "different", [f"rank {rank} {kind}: {record}" for rank, (kind, record) in enumerate(answers)]
+    wrong = []
+    for rank, (_, record) in enumerate(answers):
+        wanted = dict(reference(name))
+        record = dict(record)
+        if rank > 0:
+            wanted.pop("rank_zero", None), record.pop("rank_zero", None)
+        wrong += [f"rank {rank}: {each}" for each in differences(wanted, record, item.relative)]
+    return ("different", wrong) if wrong else ("same", [])
