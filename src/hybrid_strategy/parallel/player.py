@@ -153,14 +153,15 @@ class _Run:
     def _output_gradients(self, cell: Cell, outputs: list[Tensor]) -> list[Tensor | None]:
         if cell.stage == self.table.num_stages - 1:
             return [None] * len(outputs)
-        if not outputs:
-            return []
         after = [Cell(cell.stage + 1, kind, cell.micro_batch) for kind in (BACKWARD, INPUT)]
         return [gradient for _, gradient in tensors_of(self._take(cell, after))]
 
     def _return_gradients(self, cell: Cell, inputs: list[Tensor]) -> None:
-        """Sends the gradients of a stage's inputs back; an input that nothing depends on has a gradient of zeros."""
-        if cell.stage > 0 and inputs:
+        """Sends the gradients of a stage's inputs back; an input that nothing depends on has a gradient of zeros.
+
+        A message goes back even when no input wants a gradient, so that both ends agree on what is sent.
+        """
+        if cell.stage > 0:
             gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in inputs]
             self._hand_on(cell, gradients)
 
