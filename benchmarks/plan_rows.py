@@ -189,6 +189,14 @@ def _int(values: dict[str, str], key: str, default: int) -> int:
         return default
 
 
+def _float(text: str) -> float:
+    """A number, 0 where there is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
 def _shape(values: dict[str, str], notes: list[str]) -> ModelShape | None:
     hidden, sequence = _int(values, "hidden", 0), _int(values, "seq_len", 0)
     if not hidden or not sequence:
@@ -200,7 +208,7 @@ def _shape(values: dict[str, str], notes: list[str]) -> ModelShape | None:
     if not vocab:
         vocab = _vocabulary(values, hidden, sequence, ffn, gated)
         notes.append(f"vocab {vocab}")
-    billions = float(values["params_b"]) if values["params_b"] else 0.0
+    billions = _float(values["params_b"])
     layers = _int(values, "layers", 0)
     if not layers:
         if not billions:
@@ -247,12 +255,15 @@ def _cluster(values: dict[str, str], notes: list[str]) -> ClusterSpec | None:
     name = next((cluster for word, cluster in GPUS if word in values["gpu"]), None)
     if name is None:
         return None
+    if name == "a100_80" and 0 < _float(values["gpu_mem_gb"]) <= 40:
+        name = "a100_40"
     per_node = _int(values, "gpus_per_node", cluster_named(name).gpus_per_node)
     gpus = _int(values, "n_gpus", per_node)
     cluster = replace(cluster_named(name), gpus_per_node=per_node, num_nodes=max(1, -(-gpus // per_node)))
-    rate = re.search(r"([\d.]+) ?(G|T)b/s(?! OPA)(?: per node| RoCE)?", values["notes"])
+    rate = re.search(r"(?:(\d+) ?x ?)?([\d.]+) ?(G|T)b/s", values["notes"])
     if rate:
-        per_gpu = float(rate[1]) * (1e9 if rate[2] == "G" else 1e12) / 8 / per_node
+        per_node_bits = float(rate[1] or 1) * float(rate[2]) * (1e9 if rate[3] == "G" else 1e12)
+        per_gpu = per_node_bits / 8 / per_node
         notes.append(f"network {per_gpu / 1e9:.1f} GB/s a GPU")
         cluster = replace(cluster, inter_node=replace(cluster.inter_node, bytes_per_second=per_gpu))
     return cluster
@@ -303,6 +314,8 @@ def _scenario(values: dict[str, str], shape: ModelShape, cluster: ClusterSpec, n
     stack = _stack(values, zero3)
     group = re.search(r"hybrid-(\d+)", stage)
     sharding = "zero3" if zero3 else ("zero" + stage if stage in ("1", "2") else "ddp")
+    if "distributed" in stage.lower():
+        sharding = "zero1"
     if not stage and stack.name == "fused" and stack.flash_attention:
         sharding = "zero1"  # the distributed optimizer is the default of Megatron and NeMo since 2023
     if data == 1:
@@ -332,9 +345,21 @@ def _scenario(values: dict[str, str], shape: ModelShape, cluster: ClusterSpec, n
         cluster=cluster,
         numerics=_numerics(values, stack, zero3),
         stack=stack,
+        stage_layers=even_stage_layers(shape.num_layers, layout.num_stages),
         recompute_fraction=_recompute_fraction(values),
     )
     return scenario if schedule != "zb-2p" else replace(scenario, schedule_part=TwiceTheMemory())
+
+
+def even_stage_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
+    """Blocks of each stage as most people cut: even; the ends, which hold embedding and head, are the lighter.
+
+    >>> even_stage_layers(32, 8)[0], even_stage_layers(46, 16)[:2], even_stage_layers(126, 16)[-2:], even_stage_layers(10, 4)
+    (4, (2, 3), (8, 7), (2, 3, 3, 2))
+    """
+    base, rest = divmod(num_layers, num_stages)
+    first = (num_stages - rest) // 2
+    return tuple(base + (1 if first <= stage < first + rest else 0) for stage in range(num_stages))
 
 
 def _recompute_fraction(values: dict[str, str]) -> float | None:

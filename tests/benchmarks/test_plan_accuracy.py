@@ -78,6 +78,22 @@ def test_what_is_blank_is_filled_or_left_out() -> None:
     assert {row.scenario.shape.num_layers for row in stages} == {46}
 
 
+@pytest.mark.parametrize(
+    "column", ["layers", "heads", "vocab", "gpu", "gpus_per_node", "dp", "tp", "pp", "global_batch", "micro_batch"]
+)
+def test_any_column_may_be_blank(column: str) -> None:
+    for row in plan_rows.read_rows(ROWS)[::9]:
+        read = plan_rows.read_row({**row.values, column: ""})
+        assert read.scenario is None or read.forecast_seconds > 0
+
+
+def test_networks_are_read_from_the_notes() -> None:
+    row = next(row for row in plan_rows.read_rows(ROWS) if row.source == "fms-fsdp")
+    assert row.scenario.cluster.inter_node.bytes_per_second == 400e9 / 8 / 8
+    slow = plan_rows.read_row({**row.values, "notes": "[measured] 4x100 Gb/s OPA per 8 GPUs"})
+    assert slow.scenario.cluster.inter_node.bytes_per_second == 400e9 / 8 / 8
+
+
 def test_ties_are_not_ranked() -> None:
     assert plan_accuracy.kendall_tau([1, 1.01, 2], [2, 1, 3], apart=0.05) == 1
     assert plan_accuracy.kendall_tau([1, 2, 3], [3, 2, 1]) == -1

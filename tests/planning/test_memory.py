@@ -7,11 +7,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hybrid_strategy.planning.activations import block_activations
+from hybrid_strategy.planning.build_plan import build_plan
 from hybrid_strategy.planning.memory import likely_peak_ledger, memory_ledger, memory_ledgers, peak_ledger
 from hybrid_strategy.planning.numerics import NUMERICS, numerics_of
-from hybrid_strategy.planning.scenario import Scenario, even_stage_layers
+from hybrid_strategy.planning.scenario import Scenario, planned_scenario
 from hybrid_strategy.planning.stacks import COMPILED, EAGER, ENGINE, FUSED
 from hybrid_strategy.spec.batch import BatchSpec
+from hybrid_strategy.spec.cluster import ClusterSpec
 from hybrid_strategy.spec.layout import Layout
 from hybrid_strategy.spec.ledger import LEDGER_CATEGORIES
 from hybrid_strategy.spec.model_shape import ModelShape
@@ -127,10 +129,12 @@ def test_shared_parameters_add_up() -> None:
     assert total == pytest.approx(SHAPE.num_parameters + norms)
 
 
-def test_ends_are_the_lighter_stages() -> None:
-    assert even_stage_layers(8, 4) == (2, 2, 2, 2)
-    assert sum(even_stage_layers(61, 8)) == 61
-    assert even_stage_layers(46, 24)[0] == even_stage_layers(46, 24)[-1] == 1
+def test_stages_are_those_of_the_plan() -> None:
+    layout = Layout(pipeline_parallel_size=4, data_parallel_size=2)
+    plan = build_plan(layout, BatchSpec(16, num_microbatches=8), SHAPE)
+    tried = planned_scenario(plan, SHAPE, ClusterSpec(), NUMERICS["mixed"])
+    assert tried.layers_of_stage == scenario(layout).layers_of_stage
+    assert [tried.rank_parameters(rank) for rank in range(4)] == [plan.rank_parameters[2 * rank] for rank in range(4)]
 
 
 def test_numerics_of_lightning() -> None:

@@ -9,7 +9,7 @@ from hybrid_strategy.planning.choices import divisors
 from hybrid_strategy.planning.forecast import Forecast, forecast
 from hybrid_strategy.planning.numerics import NUMERICS
 from hybrid_strategy.planning.placement import Placement
-from hybrid_strategy.planning.search import NEARLY, Question, SearchResult, search
+from hybrid_strategy.planning.search import Question, SearchResult, search
 from hybrid_strategy.planning.step_time import StepTime
 from hybrid_strategy.spec.layout import Layout
 from hybrid_strategy.spec.ledger import MemoryLedger
@@ -27,6 +27,9 @@ _WORDS = {
     "optimizer_seconds": "optimizer",
     "overhead_seconds": "overhead",
 }
+
+SLOWER = 1.005
+"""A change that makes the step longer by less than this is not worth a line."""
 
 _STATES = ("parameters", "gradients", "optimizer", "copies")
 
@@ -77,7 +80,7 @@ def losers(result: SearchResult) -> list[Loser]:
         tried = forecast(result.question.scenario(layout, micro_batch), play=False)
         if not tried.fits:
             found.append(Loser(change, why_too_large(tried.ledger), tried))
-        elif tried.step_seconds > NEARLY * winner.step_seconds:
+        elif tried.step_seconds > SLOWER * winner.step_seconds:
             leaves = Placement(layout, result.question.cluster).link("tensor_parallel").level == "inter_node"
             reason = "leaves the node; " if leaves else ""
             found.append(Loser(change, reason + why_slower(tried.step, winner.step), tried))

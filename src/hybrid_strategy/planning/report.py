@@ -69,7 +69,7 @@ def plan_report(result: SearchResult, count: int = 8, max_nodes: int = 4, ladder
     Raises:
         NoLayoutFitsError: nothing fits; `relief_rows` has the cheapest changes.
     """
-    question, winner, best = result.question, result.winner, result.best(count)
+    question, winner, best = result.question, result.winner, result.forecasts[:count]
     lost = losers(result)
     steps = ladder(question, winner)
     layout, cluster = winner.scenario.layout, question.cluster

@@ -7,12 +7,15 @@ from functools import cached_property, lru_cache
 from typing import cast
 
 from hybrid_strategy import registry
+from hybrid_strategy.planning.balance import cut_units, layer_like, parameter_costs
 from hybrid_strategy.planning.numerics import NUMERICS, Numerics
+from hybrid_strategy.planning.parameters import decoder_units
 from hybrid_strategy.planning.stacks import ENGINE, Stack
 from hybrid_strategy.spec.batch import BatchSpec
 from hybrid_strategy.spec.cluster import ClusterSpec
 from hybrid_strategy.spec.layout import Layout
 from hybrid_strategy.spec.model_shape import ModelShape
+from hybrid_strategy.spec.plan import Plan
 from hybrid_strategy.spec.schedule import Schedule
 
 
@@ -21,7 +24,7 @@ class Scenario:
     """What is to be forecast.
 
     Attributes:
-        stage_layers: blocks of each stage, in order; empty: `even_stage_layers`.
+        stage_layers: blocks of each stage, in order; empty: the engine's own cut.
         schedule_part: a schedule that is not in the registry.
         recompute_fraction: share of a block's forward pass that `selective` repeats, where it is known better than
             by the stack's kind.
@@ -46,7 +49,7 @@ class Scenario:
 
     @cached_property
     def layers_of_stage(self) -> tuple[int, ...]:
-        return self.stage_layers or even_stage_layers(self.shape.num_layers, self.layout.num_stages)
+        return self.stage_layers or balanced_stage_layers(self.shape, self.layout.num_stages)
 
     @cached_property
     def stages_of_rank(self) -> tuple[tuple[int, ...], ...]:
@@ -113,12 +116,22 @@ def _stages_of_rank(owners: tuple[int, ...], num_ranks: int) -> tuple[tuple[int,
 
 
 @lru_cache(maxsize=1024)
-def even_stage_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
-    """Blocks of each stage without knowledge of their costs: even; the ends, which hold embedding and head, are the lighter.
+@lru_cache(maxsize=1024)
+def balanced_stage_layers(shape: ModelShape, num_stages: int) -> tuple[int, ...]:
+    """Blocks of each stage by the engine's own cut.
 
-    >>> even_stage_layers(32, 8), even_stage_layers(46, 16)[:2], even_stage_layers(126, 16)[-2:], even_stage_layers(10, 4)
-    ((4, 4, 4, 4, 4, 4, 4, 4), (2, 3), (8, 7), (2, 3, 3, 2))
+    >>> balanced_stage_layers(ModelShape(8192, 80, 64, 28672, 128256, 8192, num_key_value_heads=8), 4)
+    (20, 20, 21, 19)
+
+    Raises:
+        LayoutError: more stages than layers.
     """
-    base, rest = divmod(num_layers, num_stages)
-    first = (num_stages - rest) // 2
-    return tuple(base + (1 if first <= stage < first + rest else 0) for stage in range(num_stages))
+    units = decoder_units(shape)
+    costs = parameter_costs([unit.num_parameters for unit in units], [unit.embedding for unit in units])
+    return tuple(sum(layer_like(stage)) for stage in cut_units([unit.name for unit in units], num_stages, costs))
+
+
+def planned_scenario(plan: Plan, shape: ModelShape, cluster: ClusterSpec, numerics: Numerics, stack: Stack = ENGINE) -> Scenario:
+    """The scenario of a run whose plan is made: what `train` prints its measured values beside."""
+    stages = tuple(sum(layer_like(units)) for units in plan.stage_units)
+    return Scenario(shape, plan.layout, plan.batch, cluster, numerics, stack, stage_layers=stages)

@@ -36,8 +36,8 @@ STAGES_PER_RANK = (2, 3, 4, 6, 8)
 UNEVEN = 1.15
 """The largest stage of an interleaved pipeline may hold so many times the mean."""
 
-NEARLY = 1.005
-"""Step times closer than this are the same; the layout that needs less memory is chosen."""
+NEARLY = 1.03
+"""Step times closer than this are not told apart: the layout that splits the model less is chosen, then that with less memory."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ class Misfit:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What the search found: `forecasts` fit, fastest first; `misfits` do not, least memory first."""
+    """What the search found: `forecasts` fit, the chosen one first, then the fastest of each set of sizes and sharding; `misfits`
+    do not fit, least memory first."""
 
     question: Question
     forecasts: tuple[Forecast, ...]
@@ -100,14 +101,6 @@ class SearchResult:
         if not self.forecasts:
             raise NoLayoutFitsError(_nothing_fits(self))
         return self.forecasts[0]
-
-    def best(self, count: int = 8) -> tuple[Forecast, ...]:
-        """The fastest, one for each set of sizes and sharding."""
-        seen: dict[tuple[object, ...], Forecast] = {}
-        for each in self.forecasts:
-            layout = each.scenario.layout
-            seen.setdefault((*layout.axis_sizes, layout.sharding), each)
-        return tuple(seen.values())[:count]
 
 
 def search(question: Question) -> SearchResult:
@@ -131,40 +124,39 @@ def search(question: Question) -> SearchResult:
             too_large[layout] = micro_batch
     found.sort(key=lambda each: each[0])
     misfits.sort(key=lambda each: each.ledger.total_bytes)
-    played = [forecast(scenario) for _, scenario in _allowed(question, found, PLAYED)]
+    distinct = _distinct(question, found)
+    played = [forecast(scenario) for scenario in distinct[:PLAYED]]
     played.sort(key=lambda each: each.step_seconds)
     if played:
         equal = [each for each in played if each.step_seconds <= NEARLY * played[0].step_seconds]
-        chosen = min(equal, key=lambda each: each.ledger.total_bytes)
+        chosen = min(equal, key=_simplicity)
         played = [chosen, *(each for each in played if each is not chosen)]
-    rest = [forecast(scenario, play=False) for _, scenario in _spread(found, played)]
+    rest = [forecast(scenario, play=False) for scenario in distinct[PLAYED:]]
     return SearchResult(question, (*played, *rest), tuple(misfits), examined)
 
 
-def _allowed(question: Question, found: list[tuple[float, Scenario]], count: int) -> list[tuple[float, Scenario]]:
-    """The first `count` that the engine does not refuse."""
-    kept: list[tuple[float, Scenario]] = []
-    for each in found:
-        if len(kept) == count:
-            break
-        try:
-            check_layout(each[1].layout, shape=question.shape, batch=each[1].batch)
-        except LayoutError:
-            continue
-        kept.append(each)
-    return kept
+def _simplicity(found: Forecast) -> tuple[float, ...]:
+    """Ways in which the model itself is split, then memory."""
+    layout = found.scenario.layout
+    return layout.tensor_parallel_size * layout.pipeline_parallel_size, found.ledger.total_bytes
 
 
-def _spread(found: list[tuple[float, Scenario]], played: list[Forecast]) -> list[tuple[float, Scenario]]:
-    """The fastest of each further set of sizes, which the table and the reasons of the losers need."""
-    seen = {each.scenario.layout.axis_sizes for each in played}
-    kept = []
-    for each in found:
-        sizes = each[1].layout.axis_sizes
-        if sizes not in seen:
-            seen.add(sizes)
-            kept.append(each)
-    return kept
+def _distinct(question: Question, found: list[tuple[float, Scenario]]) -> list[Scenario]:
+    """The fastest of each set of sizes and sharding, without those that the engine refuses."""
+    kept: dict[tuple[object, ...], Scenario] = {}
+    for _, scenario in found:
+        key = (*scenario.layout.axis_sizes, scenario.layout.sharding)
+        if key not in kept and _is_allowed(question, scenario):
+            kept[key] = scenario
+    return list(kept.values())
+
+
+def _is_allowed(question: Question, scenario: Scenario) -> bool:
+    try:
+        check_layout(scenario.layout, shape=question.shape, batch=scenario.batch)
+    except LayoutError:
+        return False
+    return True
 
 
 # -- enumeration ----------------------------------------------------------------------------------------------------------

@@ -110,11 +110,6 @@ class ClusterSpec:
         """GPUs that reach each other over `intra_node` links."""
         return min(self.nvlink_domain_size or self.gpus_per_node, max(self.num_gpus, 1))
 
-    @property
-    def usable_bytes(self) -> float:
-        """What the allocator may hand out: memory less the reserve outside it."""
-        return self.memory_bytes - self.reserve_bytes
-
     def with_nodes(self, num_nodes: int) -> ClusterSpec:
         """The same machines, another number of them."""
         return replace(self, num_nodes=num_nodes)
