@@ -33,7 +33,7 @@ def find_target(module: pl.LightningModule, name: str | None) -> str:
 
 
 def find_plan(module: pl.LightningModule, target: str, given: ParallelPlan | None) -> ParallelPlan:
-    """The plan: given to the strategy, else the submodule's or the module's `parallel_plan()`, else the largest ModuleList."""
+    """The plan: given to the strategy, else the submodule's or the module's `parallel_plan()`, else what its containers tell."""
     if given is not None:
         return given
     root = module.get_submodule(target) if target else module
@@ -51,7 +51,13 @@ def find_plan(module: pl.LightningModule, target: str, given: ParallelPlan | Non
 
 
 def _plan_of_layers(root: nn.Module) -> ParallelPlan:
-    """Shard and checkpoint units of a model that tells nothing: the layers of its largest ModuleList."""
+    """The plan of a model that tells nothing.
+
+    A Sequential calls its children one after another, which is all that a pipeline must know. Of any other model the layers of its
+    largest ModuleList are taken as what is sharded and recomputed together.
+    """
+    if type(root) is nn.Sequential and len(root):
+        return ParallelPlan(units=("*",))
     lists = {name: each for name, each in root.named_modules() if isinstance(each, nn.ModuleList) and len(each)}
     if not lists:
         return ParallelPlan()
