@@ -71,6 +71,11 @@ def _parse(text: str) -> Override:
     return override
 
 
+def _value_text(override: Override) -> str:
+    """As it was typed; Hydra itself cannot write the values of a sweep as text."""
+    return str(override.input_line).partition("=")[2]
+
+
 def _check(override: Override, text: str) -> str:
     key = override.key_or_group
     root = key.partition(".")[0]
@@ -78,13 +83,13 @@ def _check(override: Override, text: str) -> str:
         return f"++{text.lstrip('+')}"
     if key in GROUPS and isinstance(override.value(), (bool, int, float)):
         rule, advice = "the option of a group is a name", f"hybrid plan --info searchpath shows where {key}/ is looked for"
-        raise ConfigError(message(key, Shown(override.get_value_element_as_str()), rule, "", advice))
+        raise ConfigError(message(key, Shown(_value_text(override)), rule, "", advice))
     if root.partition("/")[0] == "hydra" or "/" in key or override.package is not None or key in GROUPS:
         return text
     unknown = known_keys(RunConfig, key)
     if unknown is not None and root not in OPEN_GROUPS:
         where, names = unknown
-        shown = Shown("deleted" if override.is_delete() else override.get_value_element_as_str())
+        shown = Shown("deleted" if override.is_delete() else _value_text(override))
         if where in _ELSEWHERE:
             raise ConfigError(message(where, shown, "there is no such key", "", f"Set {_ELSEWHERE[where]}"))
         raise no_such_key(where, shown, names if "." in where else [*names, "experiment", "debug"])
