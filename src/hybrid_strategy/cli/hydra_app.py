@@ -17,6 +17,7 @@ from hybrid_strategy.config.overrides import checked
 from hybrid_strategy.config.schema import read, register
 from hybrid_strategy.config.settings import RunConfig
 from hybrid_strategy.errors import HybridError
+from hybrid_strategy.sweeping.session import Session, attach
 
 Point = Callable[[RunConfig, Path], None]
 """Runs one point of a sweep, or the only one, in its run folder."""
@@ -24,10 +25,13 @@ Point = Callable[[RunConfig, Path], None]
 SWEEP_FAILED = 5
 
 
-def run_app(arguments: Arguments, point: Point) -> int:
+def run_app(arguments: Arguments, point: Point, session: Session | None = None) -> int:
     """Lets Hydra run `point` once, or once for each point of a sweep; answers `--cfg` and `--info`.
 
     A single run's errors are raised. A sweep goes on after a failed point and returns 5.
+
+    Args:
+        session: what our own sweepers and launchers share; others call `point` themselves.
     """
     failures: list[HybridError] = []
 
@@ -40,6 +44,8 @@ def run_app(arguments: Arguments, point: Point) -> int:
             if arguments.multirun:
                 print(f"{run_dir}: {error}", file=sys.stderr)
 
+    if session is not None:
+        attach(task, session)
     try:
         _call_hydra(arguments, task)
     except SystemExit as end:  # Hydra has printed what was wrong with a configuration

@@ -13,6 +13,7 @@ from typing import Any
 from hybrid_strategy import registry
 from hybrid_strategy.cli.arguments import Arguments, parse, parser
 from hybrid_strategy.cli.hydra_app import check_first, run_app
+from hybrid_strategy.cli.multirun import is_sweep, run_sweep
 from hybrid_strategy.cli.plan import show
 from hybrid_strategy.config.compose import CONFIG_NAME
 from hybrid_strategy.config.messages import quoted
@@ -34,6 +35,8 @@ def run(arguments: Sequence[str]) -> int:
     made = parser("train", "Trains a model under the layout of the configuration.")
     made.add_argument("--multirun", "-m", action="store_true", help="run every combination of comma-separated values")
     given = parse(made, arguments)
+    if is_sweep(given) and not given.hydra_flags:
+        return run_sweep(given, lambda config, run_dir: train(config, run_dir, given), FIT)
     if not given.multirun and not given.hydra_flags:
         check_first(given.source, _check)
     elif given.cfg:
@@ -71,7 +74,7 @@ def train(config: RunConfig, run_dir: Path, given: Arguments) -> None:
     (run_dir / PLAN_FILE).write_text(json.dumps(planned.to_dict(), indent=2), encoding="utf-8")
     show(config, planned, console)
     try:
-        launcher.run(Job(FIT, run_dir, planned.world.devices, _environment(planned)))
+        launcher.run(Job(FIT, run_dir, planned.world.devices, environment_of(planned)))
     except (HybridError, KeyboardInterrupt):
         if newest_checkpoint(run_dir) is not None:
             print(f"run folder: {run_dir}\nresume: {resume_command(given, run_dir)}", file=sys.stderr)
@@ -91,7 +94,8 @@ def _further(config: RunConfig, result: Mapping[str, Any]) -> tuple[str, ...]:
     return (f"trainer.max_epochs={2 * epochs}",) if epochs and epochs <= result["epochs"] else ()
 
 
-def _environment(planned: RunPlan) -> dict[str, str]:
+def environment_of(planned: RunPlan) -> dict[str, str]:
+    """Variables that the ranks get beside those of their launcher."""
     return {"CUDA_VISIBLE_DEVICES": ""} if planned.world.accelerator == "cpu" else {}
 
 

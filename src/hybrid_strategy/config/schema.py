@@ -29,7 +29,11 @@ def register() -> None:
     def run_dir(given: str | None, output_dir: str, name: str) -> str:
         return str(given) if given else f"{name_folder(str(output_dir), str(name))}/{stamp}"
 
+    def sweep_dir(given: str | None, output_dir: str, name: str) -> str:
+        return str(given) if given else name_folder(f"{output_dir}/sweeps", str(name))
+
     OmegaConf.register_new_resolver("hybrid_run_dir", run_dir, replace=True)
+    OmegaConf.register_new_resolver("hybrid_sweep_dir", sweep_dir, replace=True)
 
 
 def read(config: DictConfig, run_dir: str | None = None) -> RunConfig:

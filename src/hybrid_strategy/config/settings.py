@@ -139,6 +139,7 @@ GROUPS = (
     "cluster",
     "experiment",
     "debug",
+    "sweeps",
     "paths",
 )
 OPEN_GROUPS = ("model", "data", "callbacks", "logger", "cluster")

@@ -15,7 +15,7 @@ PROVIDER = "hybrid_strategy"
 
 
 class HybridStrategySearchPath(SearchPathPlugin):
-    """Appends `conf/`: inside the installed package, or beside `src` in a checkout."""
+    """Appends `conf/`, and the folder that `sweeps/` is a group of: the installed package, or the checkout."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         spec = find_spec("hybrid_strategy")
@@ -25,3 +25,4 @@ class HybridStrategySearchPath(SearchPathPlugin):
         folder = next((each for each in (package / "conf", package.parents[1] / "conf") if each.is_dir()), None)
         if folder is not None:
             search_path.append(PROVIDER, f"file://{folder}")
+            search_path.append(PROVIDER, f"file://{folder.parent}")

@@ -1,0 +1,84 @@
+"""`hybrid train -m`, and single runs elsewhere (`hydra/launcher=slurm`): the points of a sweep, their results, the exit code."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hybrid_strategy.cli.arguments import Arguments
+from hybrid_strategy.cli.hydra_app import SWEEP_FAILED, Point, check_first, run_app
+from hybrid_strategy.config.compose import Source
+from hybrid_strategy.reporting.console import make_console
+from hybrid_strategy.sweeping import states
+from hybrid_strategy.sweeping.book import Book
+from hybrid_strategy.sweeping.closing import closing_lines
+from hybrid_strategy.sweeping.grid import choices_of
+from hybrid_strategy.sweeping.rows import Row, row_of
+from hybrid_strategy.sweeping.session import Session
+
+_HERE = ("local", "basic")
+"""Launchers that have no meaning for a single run."""
+
+
+def is_sweep(given: Arguments) -> bool:
+    """Is it run by a sweeper and a launcher? A `sweeps=...` or another launcher asks for them as `-m` does."""
+    return given.multirun or _names(given, "sweeps") is not None or _elsewhere(given)
+
+
+def _names(given: Arguments, group: str) -> str | None:
+    found = [each.partition("=")[2] for each in given.source.overrides if each.lstrip("+").startswith(f"{group}=")]
+    return found[-1] if found and found[-1] != "null" else None
+
+
+def _elsewhere(given: Arguments) -> bool:
+    launcher = _names(given, "hydra/launcher")
+    return launcher is not None and launcher not in _HERE
+
+
+def run_sweep(given: Arguments, point: Point, target: str) -> int:
+    """Runs the sweep and returns its exit code.
+
+    Args:
+        point: for launchers that call the task function themselves.
+        target: what every rank calls.
+    """
+    single = not given.multirun and _names(given, "sweeps") is None
+    command = shlex.join(["hybrid", "train", *(["-m"] if not single else []), *given.source.overrides])
+    entry = (sys.executable, "-m", "hybrid_strategy.cli.point")
+    session = Session(make_console(), command, single, target, entry)
+    check_first(_first_point(given), lambda config: None)
+    code = run_app(replace(given, multirun=True), point, session)
+    if session.error is not None:
+        raise session.error
+    return close(session) if session.points and code == 0 else code
+
+
+def _first_point(given: Arguments) -> Source:
+    """The sweep's first combination: what is wrong with keys and words is said before Hydra starts."""
+    choices = choices_of({}, given.source.overrides)
+    return replace(given.source, overrides=tuple(each.overrides[0] for each in choices))
+
+
+def close(session: Session) -> int:
+    """Prints what came of the sweep and returns the exit code."""
+    assert session.folder is not None  # known where there are points
+    book = Book(session.folder, tuple(session.points), tuple(session.skipped), {})
+    rows = [row_of(each) for each in session.points]
+    for line in closing_lines(book, rows, session.detached):
+        session.console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if session.detached:
+        return 0
+    return _single_code(rows[0]) if session.single else sweep_code(rows)
+
+
+def sweep_code(rows: Sequence[Row]) -> int:
+    """5 where a point did not end well."""
+    return SWEEP_FAILED if any(states.bad(row.state) for row in rows) else 0
+
+
+def _single_code(row: Row) -> int:
+    if row.state == states.PREEMPTED:
+        return 75
+    return 1 if states.bad(row.state) else 0

@@ -1,0 +1,92 @@
+"""The life of a point in its folder: begun, concluded, begun again. Needs no torch, so that a batch script can call it."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hybrid_strategy.config.resume import newest_checkpoint
+from hybrid_strategy.config.storage import RESULT_FILE, read_config, write_config
+from hybrid_strategy.sweeping import states
+from hybrid_strategy.sweeping.files import read_json, write_json
+from hybrid_strategy.sweeping.metrics import METRICS_FILE, merge_parts, set_aside
+
+STATE_FILE = "state.json"
+STATUS_FILE = "status.json"
+"""Written by the first rank while it trains: step, loss, speed."""
+
+PREEMPTED_FILE = "preempted.json"
+"""Written by the first rank after it has saved because of a signal."""
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a point stands.
+
+    Attributes:
+        state: a word of `sweeping/states.py`.
+        reason: why, in a line, where it did not end well.
+        attempt: 1 for the first start.
+        started, ended: seconds since the epoch; 0: not yet.
+        job: of the Slurm job, as `scontrol` names it.
+        requeues: how often it was put back into the queue.
+    """
+
+    state: str = states.PENDING
+    reason: str = ""
+    attempt: int = 0
+    started: float = 0.0
+    ended: float = 0.0
+    job: str = ""
+    requeues: int = 0
+
+
+def read_state(folder: Path) -> State:
+    """The state of a point; `pending` where it was never started."""
+    values = read_json(folder / STATE_FILE) or {}
+    known = set(State.__dataclass_fields__)
+    return State(**{key: value for key, value in values.items() if key in known})
+
+
+def write_state(folder: Path, state: State) -> None:
+    """Replaces the state."""
+    write_json(folder / STATE_FILE, vars(state))
+
+
+def begin(folder: Path, job: str = "", requeues: int = 0) -> State:
+    """Makes the folder ready for one more attempt: it goes on from the newest checkpoint there, and loses nothing logged."""
+    before = read_state(folder)
+    for name in (RESULT_FILE, PREEMPTED_FILE, STATUS_FILE):
+        (folder / name).unlink(missing_ok=True)
+    for path in (folder / "logs").glob("rank*.error.json"):
+        path.unlink(missing_ok=True)
+    checkpoint = newest_checkpoint(folder)
+    if (folder / METRICS_FILE).exists():
+        set_aside(folder, keep=checkpoint is not None)
+    config = read_config(folder)
+    write_config(replace(config, resume=str(checkpoint) if checkpoint else None), folder)
+    state = State(states.RUNNING, "", before.attempt + 1, time.time(), 0.0, job or before.job, requeues)
+    write_state(folder, state)
+    return state
+
+
+def conclude(folder: Path, state: str, reason: str, further: dict[str, Any] | None = None) -> State:
+    """Writes how the attempt ended: `result.json` for good, `state.json` beside it."""
+    merge_parts(folder)
+    before = read_state(folder)
+    now = replace(before, state=state, reason=reason, ended=time.time())
+    result = read_json(folder / RESULT_FILE) or {}
+    seconds = now.ended - now.started if now.started else None
+    account = {"state": state, "reason": reason, "attempts": now.attempt, "wall_seconds": seconds, "job": now.job}
+    write_json(folder / RESULT_FILE, {**account, **result, **account, **(further or {})})
+    write_state(folder, now)
+    return now
+
+
+def in_slurm_job() -> str:
+    """The job that this process belongs to, as `scontrol requeue` wants it: a task of an array by both numbers."""
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")

@@ -1,0 +1,137 @@
+"""The folder of a sweep: which points it has, how each stands, what was skipped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hybrid_strategy.config.storage import RESULT_FILE
+from hybrid_strategy.errors import ConfigError, message
+from hybrid_strategy.sweeping import states
+from hybrid_strategy.sweeping.attempts import State, read_state, write_state
+from hybrid_strategy.sweeping.files import read_json, write_json
+from hybrid_strategy.sweeping.layouts import Skipped
+from hybrid_strategy.sweeping.points import Point, read_point, write_point
+from hybrid_strategy.sweeping.prepare import Ready
+
+SWEEP_FILE = "sweep.json"
+
+
+@dataclass(frozen=True)
+class Book:
+    """What a sweep's folder holds.
+
+    Attributes:
+        folder: of the sweep.
+        points: in the order of the sweep.
+        skipped: points that are not run, with reasons.
+        settings: what else `sweep.json` says: command, launcher, target.
+    """
+
+    folder: Path
+    points: tuple[Point, ...]
+    skipped: tuple[Skipped, ...]
+    settings: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+
+def open_book(folder: Path) -> Book:
+    """Reads the folder of a sweep.
+
+    Raises:
+        ConfigError: there is no sweep.
+    """
+    values = read_json(folder / SWEEP_FILE)
+    if values is None:
+        known = sorted(each.parent.name for each in folder.parent.glob(f"*/{SWEEP_FILE}")) if folder.parent.is_dir() else []
+        advice = f"Known here: {', '.join(known)}" if known else "Set the folder of a sweep, or its name and --output-dir"
+        raise ConfigError(message("NAME", str(folder), "there is no sweep of this name", "", advice))
+    points = [read_point(folder / name if name else folder) for name in values.pop("points")]
+    skipped = tuple(Skipped(**each) for each in values.pop("skipped"))
+    return Book(folder, tuple(point for point in points if point is not None), skipped, values)
+
+
+def keep(book: Book) -> None:
+    """Writes `sweep.json`."""
+    names = [each.folder.name if each.folder != book.folder else "" for each in book.points]
+    skipped = [vars(each) for each in book.skipped]
+    write_json(book.folder / SWEEP_FILE, {**book.settings, "points": names, "skipped": skipped})
+
+
+def enter(ready: Sequence[Ready], alive: Callable[[Point], bool]) -> list[Point]:
+    """Writes the folders of the points. What is finished or alive is left as it is; where the configuration is another one, the
+    earlier run is set aside.
+
+    Args:
+        alive: is a job of this point waiting or running?
+
+    Raises:
+        ConfigError: a point of another configuration is alive under this name.
+    """
+    points = []
+    for each in ready:
+        point, old = each.point, read_point(each.point.folder)
+        if old is not None and alive(old):
+            _check_same(old, point)
+            points.append(old)
+            continue
+        if old is not None and old.digest == point.digest:
+            point = replace(point, wandb_id=old.wandb_id or point.wandb_id)
+            each = Ready(point, _same_run(each, point.wandb_id), each.planned)
+            if read_state(point.folder).state == states.OK and (point.folder / RESULT_FILE).exists():
+                points.append(point)
+                continue
+        elif old is not None:
+            _set_aside(point.folder)
+        write_point(point, each.config, each.planned)
+        if read_state(point.folder).state != states.PENDING:
+            write_state(point.folder, replace(read_state(point.folder), state=states.PENDING, reason=""))
+        points.append(point)
+    return points
+
+
+def _check_same(old: Point, point: Point) -> None:
+    if old.digest != point.digest:
+        rule = "a job of another configuration is alive under this name"
+        advice = f"Wait for it, cancel it with `hybrid sweep cancel {old.folder.parent}`, or give the sweep another name"
+        raise ConfigError(message("name", point.name, rule, f"It is job {state_of(old).job}", advice))
+
+
+def _same_run(ready: Ready, wandb_id: str) -> Any:
+    """An attempt more of the same point is the same W&B run."""
+    loggers = {
+        name: {**entry, "id": wandb_id} if isinstance(entry, Mapping) and entry.get("id") == ready.point.wandb_id else entry
+        for name, entry in ready.config.logger.items()
+    }
+    return replace(ready.config, logger=loggers)
+
+
+def _set_aside(folder: Path) -> Path:
+    """The name is taken by a run of another configuration: it keeps its files under another name."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    number, target = 1, folder.with_name(f"{folder.name}~{stamp}")
+    while target.exists():
+        number += 1
+        target = folder.with_name(f"{folder.name}~{stamp}-{number}")
+    return folder.rename(target)
+
+
+def to_run(points: Sequence[Point]) -> list[Point]:
+    """Those that are missing or did not end well."""
+    return [point for point in points if not finished(point)]
+
+
+def finished(point: Point) -> bool:
+    """Has it ended well?"""
+    return state_of(point).state == states.OK and (point.folder / RESULT_FILE).exists()
+
+
+def state_of(point: Point) -> State:
+    """Where a point stands by its own files."""
+    return read_state(point.folder)

@@ -1,0 +1,70 @@
+"""The last lines of a sweep: where its results are, what won, what to type next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from hybrid_strategy.sweeping import states
+from hybrid_strategy.sweeping.book import Book
+from hybrid_strategy.sweeping.points import Point
+from hybrid_strategy.sweeping.results import CSV_FILE
+from hybrid_strategy.sweeping.rows import Row
+from hybrid_strategy.sweeping.screen import summary
+
+
+def closing_lines(book: Book, rows: Sequence[Row], detached: bool) -> list[str]:
+    """What stands below the table; each command is ready to paste."""
+    folder = shlex.quote(str(book.folder))
+    if detached:
+        verbs = ("status", "logs", "cancel", "resume", "report")
+        return [f"submitted; it goes on without this command. {verb_lines(verbs, folder)}"]
+    lines = [summary(rows)]
+    skipped = sum(each.count for each in book.skipped)
+    if skipped:
+        lines[0] += f", {skipped} skipped"
+    best = winner(book, rows)
+    if best is not None and len(rows) > 1:
+        lines.append(f"best: {best.name}: hybrid train {' '.join(shlex.quote(each) for each in best.overrides)}")
+    lines.append(f"results: {book.folder / CSV_FILE}")
+    report = book.folder / "report.html"
+    lines += [f"report: {report}"] if report.exists() else []
+    lines += sync_lines(book.points, book.folder)
+    if any(states.bad(row.state) for row in rows):
+        lines.append(f"the same command again, or `hybrid sweep resume {folder}`, runs only what is missing")
+    return lines
+
+
+def verb_lines(verbs: Sequence[str], folder: str) -> str:
+    """`hybrid sweep status|logs|... FOLDER`"""
+    return f"hybrid sweep {'|'.join(verbs)} {folder}"
+
+
+def winner(book: Book, rows: Sequence[Row]) -> Point | None:
+    """The point with the least loss, the fastest of equal ones; by speed alone where losses are equal within noise."""
+    done = [
+        (row.loss if row.loss is not None else float("inf"), -(row.tokens_per_second or 0.0), point)
+        for row, point in zip(rows, book.points, strict=True)
+        if row.state == states.OK
+    ]
+    if not done:
+        return None
+    least = min(loss for loss, _, _ in done)
+    close = [each for each in done if each[0] <= least * (1 + SAME_LOSS) or each[0] == least]
+    return min(close, key=lambda each: each[1])[2]
+
+
+SAME_LOSS = 1e-3
+"""Relative difference below which two losses are taken to be the same: layouts differ in rounding only."""
+
+
+def sync_lines(points: Sequence[Point], folder: Path) -> list[str]:
+    """One line that uploads every offline W&B run of the sweep."""
+    runs = [each for point in points for each in sorted((point.folder / "wandb").glob("offline-run-*"))]
+    if not runs:
+        return []
+    if len(runs) == 1:
+        return [f"W&B: offline; upload with: wandb sync {shlex.quote(str(runs[0]))}"]
+    below = "*/wandb/offline-run-*" if any(point.folder != folder for point in points) else "wandb/offline-run-*"
+    return [f"W&B: {len(runs)} offline runs; upload with: wandb sync --append {shlex.quote(str(folder))}/{below}"]

@@ -1,0 +1,50 @@
+"""The launchers by name: how the settings of each become a runner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hydra.core.utils import JobReturn
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf
+
+from hybrid_strategy.sweeping.launching import Launch, Runner, launch
+from hybrid_strategy.sweeping.local import LocalRunner
+from hybrid_strategy.sweeping.prepare import Batch, Ready
+from hybrid_strategy.sweeping.session import Session, session_of
+from hybrid_strategy.sweeping.settings import LocalSettings, seconds_of, settings_of
+
+PREFIX = "hydra.launcher"
+
+
+def launch_as(
+    kind: str,
+    context: HydraContext,
+    task_function: TaskFunction,
+    config: DictConfig,
+    overrides: Sequence[Sequence[str]],
+    first: int,
+) -> list[JobReturn]:
+    """What the doors in `hydra_plugins` call."""
+    settings = OmegaConf.to_container(config.hydra.launcher, resolve=True)
+    assert isinstance(settings, dict)
+    plain = {str(key): value for key, value in settings.items()}
+    task = Launch(kind, plain, RUNNERS[kind], SHOWS[kind])
+    return launch(task, Batch(context.config_loader, config, overrides, first), session_of(task_function, kind))
+
+
+def local_runner(settings: Mapping[str, Any], session: Session) -> Runner:
+    """Points on this machine."""
+    made = settings_of(LocalSettings, settings, PREFIX)
+    seconds_of(made.time, f"{PREFIX}.time")
+    return LocalRunner(made, session.entry)
+
+
+def show_nothing(settings: Mapping[str, Any], session: Session, ready: Sequence[Ready]) -> bool:
+    """A launcher without a dry run."""
+    return False
+
+
+RUNNERS = {"local": local_runner}
+SHOWS = {"local": show_nothing}

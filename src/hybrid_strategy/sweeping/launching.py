@@ -1,0 +1,114 @@
+"""What every launcher of ours does: prepares the points, keeps the book, runs what is missing, sums up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from hydra.core.utils import JobReturn, JobStatus
+from omegaconf import OmegaConf
+
+from hybrid_strategy.errors import ConfigError, HybridError, NoLayoutFitsError, message
+from hybrid_strategy.sweeping import book as books
+from hybrid_strategy.sweeping.attempts import State
+from hybrid_strategy.sweeping.book import Book
+from hybrid_strategy.sweeping.files import locked, read_json
+from hybrid_strategy.sweeping.layouts import Skipped
+from hybrid_strategy.sweeping.points import Point
+from hybrid_strategy.sweeping.prepare import Batch, Ready, prepare
+from hybrid_strategy.sweeping.results import write_results
+from hybrid_strategy.sweeping.screen import Screen, make_screen
+from hybrid_strategy.sweeping.session import Session
+
+
+class Runner(Protocol):
+    """How points are run; one for each launcher."""
+
+    def run(self, points: Sequence[Point], tick: Callable[[], None]) -> None:
+        """Runs the points and returns when all have ended, or when it does not wait for them."""
+
+    def alive(self, point: Point) -> bool:
+        """Is something of this point waiting or running already?"""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launcher's task. `kind` is its name, `make` makes its runner from settings as Hydra has them."""
+
+    kind: str
+    settings: Mapping[str, Any]
+    make: Callable[[Mapping[str, Any], Session], Runner]
+    show: Callable[[Mapping[str, Any], Session, Sequence[Ready]], bool]
+
+
+def launch(task: Launch, batch: Batch, session: Session) -> list[JobReturn]:
+    """Hydra's `Launcher.launch`. Errors are kept in the session: Hydra would print them its own way."""
+    try:
+        return _launch(task, batch, session)
+    except HybridError as error:
+        session.error = error
+        return []
+
+
+def _launch(task: Launch, batch: Batch, session: Session) -> list[JobReturn]:
+    runner = task.make(task.settings, session)
+    folder = Path(str(batch.master.hydra.run.dir if session.single else batch.master.hydra.sweep.dir)).absolute()
+    session.folder = folder
+    ready = prepare(batch, session, folder)
+    if not ready:
+        raise nothing_to_run(session.skipped)
+    if task.show(task.settings, session, ready):  # a dry run
+        return [_returned(each, batch, State()) for each in ready]
+    with locked(folder):
+        points = books.enter(ready, runner.alive)
+        session.points.extend(points)
+        book = books.Book(folder, tuple(session.points), tuple(session.skipped), _settings(task, session))
+        books.keep(book)
+        run_points(book, runner, session)
+    return [_returned(each, batch, books.state_of(each.point)) for each in ready]
+
+
+def run_points(book: Book, runner: Runner, session: Session) -> None:
+    """Runs what is missing of a book and leaves its results, whatever happens on the way."""
+    screen: Screen = make_screen(book, session.console)
+    missing = books.to_run(book.points)
+    screen.start(missing)
+    try:
+        runner.run(missing, screen.tick)
+    finally:
+        screen.stop()
+        write_results(book)
+
+
+def nothing_to_run(skipped: Sequence[Skipped]) -> HybridError:
+    """The error of a sweep without a single point that can be run."""
+    if not skipped:
+        return ConfigError(message("sweep", "empty", "it has no point", "", "Set values to sweep, e.g. seed=1,2"))
+    kinds = {each.kind for each in skipped}
+    total = sum(each.count for each in skipped)
+    first = next((each for each in skipped if each.kind == "memory"), skipped[0])
+    text = f"none of {total} points can be run. {first.name}: {first.reason}"
+    return NoLayoutFitsError(text) if "memory" in kinds else ConfigError(text)
+
+
+def _settings(task: Launch, session: Session) -> dict[str, Any]:
+    return {
+        "command": session.command,
+        "launcher": task.kind,
+        "launcher_settings": dict(task.settings),
+        "target": session.target,
+        "single": session.single,
+    }
+
+
+def _returned(ready: Ready, batch: Batch, state: State) -> JobReturn:
+    """What Hydra's sweepers get: the objective of a point, None where there is none. A failed point is no exception."""
+    result = read_json(ready.point.folder / "result.json") or {}
+    made = JobReturn()
+    made.overrides, made.working_dir = list(ready.point.overrides), str(ready.point.folder)
+    made.cfg = OmegaConf.create({})
+    made.status = JobStatus.COMPLETED
+    made.return_value = result.get("last_validation_loss") if state.state == "ok" else None
+    return made

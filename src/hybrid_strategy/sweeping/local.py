@@ -1,0 +1,191 @@
+"""Runs points on this machine: each in a process tree of its own, with nothing of one left for the next."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO
+
+from hybrid_strategy.config.world import visible_gpus
+from hybrid_strategy.launch.parent_death import PARENT_VARIABLE
+from hybrid_strategy.sweeping import states
+from hybrid_strategy.sweeping.attempts import PREEMPTED_FILE, State, begin, conclude, read_state, write_state
+from hybrid_strategy.sweeping.causes import PREEMPTED_CODE, Cause, cause_of
+from hybrid_strategy.sweeping.files import read_json
+from hybrid_strategy.sweeping.points import Point
+from hybrid_strategy.sweeping.settings import LocalSettings, seconds_of
+from hybrid_strategy.units import format_seconds
+
+OUTPUT_FILE = "output.log"
+"""What the point would have shown on a terminal."""
+
+_GRACE_SECONDS = 8.0
+"""From the request to end until the processes are killed; the ranks get 3 s of it from their own parent."""
+
+_OF_A_RANK = (
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "ROLE_NAME"),
+)
+"""Variables of a distributed process, which a sweep started inside one would hand on."""
+
+
+@dataclass
+class _Running:
+    point: Point
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+    deadline: float
+    gpus: tuple[str, ...]
+    stopping: float | None = None
+    ended_by: str = ""
+
+
+@dataclass
+class LocalRunner:
+    """Starts points while there is room, and looks after them.
+
+    Attributes:
+        entry: the command that runs a prepared point, without its folder.
+    """
+
+    settings: LocalSettings
+    entry: tuple[str, ...]
+    _running: list[_Running] = field(default_factory=list)
+
+    def run(self, points: Sequence[Point], tick: Callable[[], None]) -> None:
+        """Returns when all have ended; `tick` is called again and again meanwhile.
+
+        Raises:
+            KeyboardInterrupt: stopped from the terminal; nothing is left running.
+        """
+        waiting = list(points)
+        free = _gpu_names()
+        try:
+            while waiting or self._running:
+                while waiting and self._room(waiting[0], free):
+                    self._start(waiting.pop(0), free)
+                for each in list(self._running):
+                    if self._look(each):
+                        self._running.remove(each)
+                        free.extend(each.gpus)
+                tick()
+                time.sleep(self.settings.poll_seconds)
+        finally:
+            self._stop_all()
+
+    def alive(self, point: Point) -> bool:
+        """Whatever ran here ended with the command that ran it."""
+        return False
+
+    def _room(self, point: Point, free: Sequence[str]) -> bool:
+        needed, most = point.resources.world_size, self.settings.max_parallel
+        if not self._running:
+            return True
+        if most is not None and len(self._running) >= most:
+            return False
+        if point.resources.gpus:
+            return len(free) >= needed
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        busy = sum(each.point.resources.world_size for each in self._running)
+        return most is not None and busy + needed <= cores
+
+    def _start(self, point: Point, free: list[str]) -> None:
+        needed = point.resources.world_size if point.resources.gpus else 0
+        gpus = tuple(free[:needed])
+        del free[:needed]
+        begin(point.folder)
+        output = (point.folder / OUTPUT_FILE).open("ab")
+        process = subprocess.Popen(
+            [*self.entry, "run", str(point.folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=_environment(self.settings.environment, gpus),
+            start_new_session=True,
+        )
+        limit = seconds_of(self.settings.time, "hydra.launcher.time") or float("inf")
+        self._running.append(_Running(point, process, output, time.monotonic() + limit, gpus))
+
+    def _look(self, running: _Running) -> bool:
+        """Has it ended? Then its result is written; what is over its time is told to end, then made to."""
+        code = running.process.poll()
+        if code is not None:
+            running.output.close()
+            _conclude(running.point, code, running.ended_by)
+            return True
+        now = time.monotonic()
+        if running.stopping is None and now > running.deadline:
+            limit = format_seconds(seconds_of(self.settings.time, "hydra.launcher.time") or 0.0)
+            running.ended_by = f"it did not end within {limit}"
+            running.stopping = now
+            running.process.send_signal(signal.SIGTERM)
+        elif running.stopping is not None and now > running.stopping + _GRACE_SECONDS:
+            _kill(running.process)
+        return False
+
+    def _stop_all(self) -> None:
+        """After Ctrl-C or an error: every tree ends; its point is as if it had not been started, and can go on."""
+        for each in self._running:
+            each.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + _GRACE_SECONDS
+        for each in self._running:
+            try:
+                each.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                _kill(each.process)
+                each.process.wait()
+            each.output.close()
+            state = read_state(each.point.folder)
+            reason = "stopped with the sweep"
+            write_state(each.point.folder, State(states.PENDING, reason, state.attempt, state.started, time.time()))
+        self._running.clear()
+
+
+def _conclude(point: Point, code: int, ended_by: str) -> State:
+    if ended_by:
+        return conclude(point.folder, states.TIMEOUT, _at_step(point, ended_by))
+    if code == 0:
+        return conclude(point.folder, states.OK, "")
+    if code == PREEMPTED_CODE or (point.folder / PREEMPTED_FILE).exists():
+        return conclude(point.folder, states.PREEMPTED, _at_step(point, "stopped by a signal after a checkpoint was written"))
+    cause: Cause = cause_of(point.folder, point.resources.world_size, _said(point), code)
+    return conclude(point.folder, cause.state, cause.reason, cause.further())
+
+
+def _at_step(point: Point, text: str) -> str:
+    status = read_json(point.folder / "status.json") or {}
+    return f"{text}; step {status['step']}" if "step" in status else text
+
+
+def _said(point: Point) -> str:
+    """The end of what the point printed: a refusal, or the launcher's account of a rank that died without a word."""
+    lines = (point.folder / OUTPUT_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
+    return "\n".join(lines[-20:])
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """The parent of the ranks; they are tied to its life (`launch/parent_death.py`)."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        process.kill()
+
+
+def _environment(further: Mapping[str, object], gpus: Sequence[str]) -> dict[str, str]:
+    """That of the command, without what belongs to a distributed process, tied to the life of this process."""
+    values = {key: value for key, value in os.environ.items() if key not in _OF_A_RANK and not key.startswith("TORCHELASTIC_")}
+    values |= {str(key): str(value) for key, value in further.items()}
+    values[PARENT_VARIABLE] = str(os.getpid())
+    if gpus:
+        values["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    return values
+
+
+def _gpu_names() -> list[str]:
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = visible_gpus()
+    return [each.strip() for each in named.split(",")][:count] if named else [str(index) for index in range(count)]

@@ -1,0 +1,91 @@
+"""A point of a sweep: one run in a folder of its own, with all that is needed to start it again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from hybrid_strategy.config.plan import RunPlan
+from hybrid_strategy.config.settings import RunConfig
+from hybrid_strategy.config.storage import PLAN_FILE, as_values, write_config
+from hybrid_strategy.sweeping.files import read_json, write_json
+
+POINT_FILE = "point.json"
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a point needs of the machines: `nodes` x `tasks_per_node` processes, with a GPU each where `gpus`."""
+
+    nodes: int = 1
+    tasks_per_node: int = 1
+    gpus: bool = False
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.tasks_per_node
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a sweep knows of a point without composing it again.
+
+    Attributes:
+        name: of its folder below that of the sweep.
+        folder: the run folder, absolute.
+        overrides: of the point, in Hydra's grammar.
+        swept: key -> value as it was written, for the keys that vary.
+        tags: what varies, in short words.
+        resources: of its processes.
+        facts: plain values for tables: layout, batch, forecast.
+        digest: of the whole configuration, without the folder it runs in.
+        wandb_id: the same for every attempt.
+        launcher: settings of the launcher, resolved for this point.
+    """
+
+    name: str
+    folder: Path
+    overrides: tuple[str, ...]
+    swept: Mapping[str, str]
+    tags: tuple[str, ...]
+    resources: Resources
+    facts: Mapping[str, Any]
+    digest: str
+    wandb_id: str = ""
+    launcher: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; the folder is where the file lies."""
+        values = dict(vars(self))
+        del values["folder"]
+        return {**values, "resources": vars(self.resources)}
+
+
+def read_point(folder: Path) -> Point | None:
+    """The point of a folder that was prepared; None where there is none."""
+    values = read_json(folder / POINT_FILE)
+    if values is None:
+        return None
+    resources = Resources(**values.pop("resources"))
+    values["overrides"], values["tags"] = tuple(values["overrides"]), tuple(values["tags"])
+    return Point(folder=folder, resources=resources, **values)
+
+
+def write_point(point: Point, config: RunConfig, planned: RunPlan) -> None:
+    """Leaves everything in the point's folder that a process needs to run it."""
+    point.folder.mkdir(parents=True, exist_ok=True)
+    write_config(config, point.folder)
+    write_json(point.folder / PLAN_FILE, planned.to_dict())
+    write_json(point.folder / POINT_FILE, point.to_dict())
+
+
+def digest_of(config: RunConfig, folder: Path) -> str:
+    """Equal for two points that would run the same thing, wherever they run and whatever they are called in W&B."""
+    values = as_values(config)
+    values = {key: value for key, value in values.items() if key not in ("name", "tags", "resume", "logger", "paths")}
+    text = json.dumps(values, sort_keys=True, default=str).replace(json.dumps(str(folder))[1:-1], "<folder>")
+    return sha256(text.encode()).hexdigest()[:16]

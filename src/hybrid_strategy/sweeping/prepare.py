@@ -1,0 +1,213 @@
+"""From the overrides of a point to all that is needed to run it, or to the reason why it is not run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from hybrid_strategy.config.messages import HYDRA_ERRORS, explained
+from hybrid_strategy.config.plan import RunPlan, plan_of
+from hybrid_strategy.config.schema import read
+from hybrid_strategy.config.settings import ClusterSettings, RunConfig
+from hybrid_strategy.config.targets import BY_TARGET, WandbSettings
+from hybrid_strategy.errors import LayoutError, ModelError
+from hybrid_strategy.sweeping.layouts import Skipped
+from hybrid_strategy.sweeping.naming import tags, unique
+from hybrid_strategy.sweeping.points import Point, Resources, digest_of
+from hybrid_strategy.sweeping.session import Session, key_of
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A point as composed, before it has a name and a folder. `launcher` holds the launcher's settings for it."""
+
+    overrides: tuple[str, ...]
+    swept: Mapping[str, str]
+    number: int
+    config: DictConfig
+    planned: RunPlan
+    launcher: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A point with its configuration, in its folder-to-be."""
+
+    point: Point
+    config: RunConfig
+    planned: RunPlan
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a launcher was given. `master` is the sweep's own configuration, `loader` Hydra's loader of configurations."""
+
+    loader: Any
+    master: DictConfig
+    overrides: Sequence[Sequence[str]]
+    first: int = 0
+
+
+def prepare(batch: Batch, session: Session, folder: Path) -> list[Ready]:
+    """The points of a batch, in order; what the planner refuses goes to the session's list of skipped ones.
+
+    Args:
+        folder: of the sweep, or of the run where there is only one.
+
+    Raises:
+        ConfigError: something is wrong that no layout would mend.
+    """
+    composed, number = [], batch.first
+    for overrides in batch.overrides:
+        found = _compose(batch, tuple(overrides), number, session.common)
+        if isinstance(found, Skipped):
+            session.skipped.append(found)
+        else:
+            composed.append(found)
+        number += 1
+    words = [tags(each.swept, each.planned.plan) for each in composed]
+    names = ["_".join(each) or one.planned.plan.layout.name for each, one in zip(words, composed, strict=True)]
+    names = unique(names, [each.swept for each in composed], [each.name for each in session.points])
+    return [_ready(each, name, session, folder) for each, name in zip(composed, names, strict=True)]
+
+
+def _compose(batch: Batch, overrides: tuple[str, ...], number: int, common: Set[str]) -> Composed | Skipped:
+    swept = swept_of(batch.master, overrides, common)
+    try:
+        config = batch.loader.load_sweep_config(batch.master, list(overrides))
+        with read_write(config), open_dict(config):
+            config.hydra.job.num, config.hydra.job.id = number, str(number)
+        with _hydra(config, ""):
+            launcher = OmegaConf.to_container(config.hydra.launcher, resolve=True)
+            settings = on_machines(read(config, "<run>"))
+    except HYDRA_ERRORS as error:
+        raise explained(error) from error
+    try:
+        planned = plan_of(settings)
+    except (LayoutError, ModelError) as error:
+        name = ", ".join(f"{key.lstrip('+')}={value}" for key, value in swept.items()) or f"point{number}"
+        return Skipped(name, "refused", str(error), dict(swept))
+    assert isinstance(launcher, dict)
+    return Composed(overrides, swept, number, config, planned, {str(key): value for key, value in launcher.items()})
+
+
+@contextmanager
+def _hydra(config: DictConfig, output_dir: str) -> Iterator[None]:
+    """What `${hydra:...}` looks at while a point is resolved."""
+    before = HydraConfig.instance().cfg
+    with read_write(config.hydra.runtime), open_dict(config.hydra.runtime):
+        config.hydra.runtime.output_dir = output_dir or os.getcwd()
+    HydraConfig.instance().set_config(config)
+    try:
+        yield
+    finally:
+        HydraConfig.instance().cfg = before
+
+
+def _ready(composed: Composed, name: str, session: Session, sweep: Path) -> Ready:
+    folder = sweep if session.single else sweep / name
+    with _hydra(composed.config, str(folder)):
+        config = on_machines(read(composed.config, str(folder)))
+    words = tags(composed.swept, composed.planned.plan)
+    digest = digest_of(config, folder)
+    wandb_id = os.urandom(4).hex()
+    group = "" if session.single else sweep.name
+    config = _named(config, Naming(config.name if session.single else name, group, tuple(words), wandb_id))
+    world = composed.planned.world
+    point = Point(
+        name=name,
+        folder=folder,
+        overrides=composed.overrides,
+        swept=composed.swept,
+        tags=tuple(words),
+        resources=Resources(world.num_nodes, world.devices, world.accelerator != "cpu"),
+        facts={**facts_of(config, composed.planned), **session.forecasts.get(key_of(composed.overrides), {})},
+        digest=digest,
+        wandb_id=wandb_id,
+        launcher=composed.launcher,
+    )
+    return Ready(point, config, composed.planned)
+
+
+def swept_of(master: DictConfig, overrides: Sequence[str], common: Set[str] = frozenset()) -> dict[str, str]:
+    """The overrides of a point that neither the command line nor the sweep says of every point."""
+    common = common | set(map(str, master.hydra.overrides.task))
+    found = {}
+    for each in overrides:
+        key, _, value = each.partition("=")
+        if each not in common:
+            found[key] = value
+    return found
+
+
+def on_machines(config: RunConfig) -> RunConfig:
+    """On a described cluster the nodes follow from the layout, where all of its sizes are given and the processes are not."""
+    given, cluster = config.strategy, config.cluster
+    if cluster.name == "local" or cluster.devices != "auto" or not isinstance(given.data_parallel_size, int):
+        return config
+    needed = given.data_parallel_size * given.tensor_parallel_size * given.pipeline_parallel_size
+    nodes, rest = divmod(needed, cluster.gpus_per_node)
+    if needed < 1 or (nodes and rest):
+        return config
+    made: ClusterSettings = replace(cluster, num_nodes=max(1, nodes), devices=cluster.gpus_per_node if nodes else rest)
+    return replace(config, cluster=made)
+
+
+@dataclass(frozen=True)
+class Naming:
+    """How a run is called where it is logged."""
+
+    name: str
+    group: str
+    tags: tuple[str, ...]
+    wandb_id: str
+
+
+def _named(config: RunConfig, naming: Naming) -> RunConfig:
+    """W&B: group = sweep, name = point, one tag for each thing that varies, one run for all attempts."""
+    loggers = {}
+    for key, entry in config.logger.items():
+        if isinstance(entry, Mapping) and BY_TARGET.get(str(entry.get("_target_"))) is WandbSettings:
+            own = {"name": naming.name} if entry.get("name") in (None, config.name) else {}
+            labels = tuple(dict.fromkeys([*entry.get("tags", ()), *naming.tags]))
+            entry = {**entry, **own, "tags": labels, "id": entry.get("id") or naming.wandb_id}
+            entry["group"] = entry.get("group") or naming.group or None
+        loggers[key] = entry
+    return replace(config, logger=loggers)
+
+
+def facts_of(config: RunConfig, planned: RunPlan) -> dict[str, Any]:
+    """Plain values of a point for tables and for what the sweep says it holds fixed."""
+    plan, world = planned.plan, planned.world
+    length = config.model.get("sequence_length")
+    rows = plan.batch.global_batch_size
+    return {
+        "layout": plan.layout.name,
+        "data_parallel_size": plan.layout.data_parallel_size,
+        "tensor_parallel_size": plan.layout.tensor_parallel_size,
+        "pipeline_parallel_size": plan.layout.pipeline_parallel_size,
+        "sharding": plan.layout.sharding,
+        "schedule": plan.layout.schedule if plan.layout.pipeline_parallel_size > 1 else None,
+        "stages_per_rank": plan.layout.stages_per_rank,
+        "activation_checkpoint": plan.layout.activation_checkpoint,
+        "num_microbatches": plan.batch.num_microbatches,
+        "global_batch_size": rows or None,
+        "sequence_length": length,
+        "tokens_per_step": rows * length if rows and isinstance(length, int) else None,
+        "bubble_fraction": plan.bubble_fraction,
+        "learning_rate": plan.learning_rate,
+        "num_parameters": plan.num_parameters or None,
+        "world_size": world.size,
+        "num_nodes": world.num_nodes,
+        "accelerator": world.accelerator,
+        "seed": config.seed,
+        "max_steps": config.trainer.max_steps,
+        "precision": config.precision.mode,
+    }

@@ -1,0 +1,209 @@
+"""The live screen of a sweep: where each point stands, what it reached, how long it will take. Plain lines in a log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from hybrid_strategy.sweeping import states
+from hybrid_strategy.sweeping.book import Book
+from hybrid_strategy.sweeping.layouts import Skipped
+from hybrid_strategy.sweeping.points import Point
+from hybrid_strategy.sweeping.rows import Row, row_of
+from hybrid_strategy.units import format_bytes, format_seconds
+
+_COLOURS = {"ok": "green", "running": "cyan", "failed": "red", "oom": "red", "timeout": "yellow", "preempted": "yellow"}
+_REFRESH_SECONDS = 1.0
+_ROWS = 40
+_SKIPPED_LINES = 8
+
+
+@dataclass
+class Screen:
+    """Shows the book as it stands now."""
+
+    book: Book
+    console: Console
+    _live: Live | None = None
+    _shown_at: float = 0.0
+    _seen: dict[str, str] = field(default_factory=dict)
+    _started: float = field(default_factory=time.monotonic)
+
+    def start(self, missing: Sequence[Point]) -> None:
+        """Says what will be done; where there is a terminal, the table stands from now on."""
+        for line in opening(self.book, missing):
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._seen = {point.name: row_of(point).state for point in self.book.points if point not in missing}
+        if self.console.is_terminal and missing:
+            self._live = Live(console=self.console, auto_refresh=False, transient=True)
+            self._live.start()
+
+    def tick(self) -> None:
+        """Called as often as one likes; looks at the points once a second."""
+        now = time.monotonic()
+        if now - self._shown_at < _REFRESH_SECONDS:
+            return
+        self._shown_at = now
+        rows = [row_of(point) for point in self.book.points]
+        self._tell(rows)
+        if self._live is not None:
+            self._live.update(table(self.book, rows), refresh=True)
+
+    def stop(self) -> None:
+        """The last state stays on the screen."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        rows = [row_of(point) for point in self.book.points]
+        self._tell(rows)
+        if rows:
+            self.console.print(table(self.book, rows, live=False))
+
+    def _tell(self, rows: Sequence[Row]) -> None:
+        """A line for each point that has changed; on a terminal only what ended badly, since the table shows the rest."""
+        for row in rows:
+            if self._seen.get(row.name) == row.state or (row.name not in self._seen and row.state == states.PENDING):
+                continue
+            self._seen[row.name] = row.state
+            if self._live is None or states.bad(row.state):
+                console = self._live.console if self._live is not None else self.console
+                console.print(line_of(row), markup=False, highlight=False, soft_wrap=True)
+
+
+def make_screen(book: Book, console: Console) -> Screen:
+    """The screen for this console."""
+    return Screen(book, console)
+
+
+def opening(book: Book, missing: Sequence[Point]) -> list[str]:
+    """What stands above the table: the size of the sweep, what is held fixed, what is skipped."""
+    done = len(book.points) - len(missing)
+    words = [f"sweep {book.name}: {_count(len(book.points), 'point')}"]
+    if done:
+        words.append(f"{done} finished before")
+    if book.skipped:
+        words.append(f"{sum(each.count for each in book.skipped)} skipped")
+    lines = [", ".join(words), f"folder: {book.folder}"]
+    fixed, swept = held_fixed([point.facts for point in book.points])
+    if len(book.points) > 1:
+        lines.append(f"held fixed: {fixed}" + (f"; swept: {swept}" if swept else ""))
+    return lines + skipped_lines(book.skipped)
+
+
+def skipped_lines(skipped: Sequence[Skipped]) -> list[str]:
+    """Skipped points, those of one reason together."""
+    lines = [f"  skipped {each.name}: {each.reason}" for each in skipped[:_SKIPPED_LINES]]
+    rest = skipped[_SKIPPED_LINES:]
+    if rest:
+        kinds: dict[str, int] = {}
+        for each in rest:
+            kinds[each.kind] = kinds.get(each.kind, 0) + each.count
+        words = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        lines.append(f"  and {sum(kinds.values())} more: {words}; all in sweep.json")
+    return lines
+
+
+_COMPARED = {
+    "tokens_per_step": "{value:,} tokens a step",
+    "seed": "seed {value} (order of the data, first values)",
+    "max_steps": "{value} steps",
+    "num_parameters": "{value:,} parameters",
+    "precision": "{value}",
+    "learning_rate": "peak rate {value:g}",
+}
+
+
+def held_fixed(facts: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """What makes losses comparable: in words what is the same in all points, and the names of what is not."""
+    fixed, swept = [], []
+    for key, text in _COMPARED.items():
+        values = {each.get(key) for each in facts}
+        if len(values) > 1:
+            swept.append(key.replace("_", " "))
+        elif values and (value := next(iter(values))) is not None and value != -1:
+            fixed.append(text.format(value=value))
+    return ", ".join(fixed), ", ".join(swept)
+
+
+def table(book: Book, rows: Sequence[Row], live: bool = True) -> Table:
+    """The points: those that run and those that ended badly first where there are too many; a live one sums up below."""
+    made = Table(box=box.SIMPLE, pad_edge=False, caption=summary(rows) if live else None, caption_justify="left")
+    made.add_column("point", no_wrap=True)
+    made.add_column("state", no_wrap=True)
+    for name in ("step", "loss", "tokens/s", "plan", "peak", "time"):
+        made.add_column(name, justify="right", no_wrap=True)
+    made.add_column("note", overflow="ellipsis", no_wrap=True)
+    shown = rows if len(rows) <= _ROWS else sorted(rows, key=lambda row: row.state in (states.OK, states.PENDING))[:_ROWS]
+    for row in shown:
+        made.add_row(*_cells(row))
+    if len(rows) > len(shown):
+        made.add_row("...", f"and {len(rows) - len(shown)} more")
+    return made
+
+
+def _cells(row: Row) -> list[str]:
+    colour = _COLOURS.get(row.state)
+    state = f"[{colour}]{row.state}[/]" if colour else row.state
+    return [
+        row.name,
+        state,
+        f"{row.step}/{row.total_steps}" if row.total_steps else str(row.step or ""),
+        f"{row.loss:.4f}" if row.loss is not None else "",
+        f"{row.tokens_per_second:,.0f}" if row.tokens_per_second else "",
+        f"{row.forecast_difference:+.0%}" if row.forecast_difference is not None else "",
+        format_bytes(row.peak_memory_bytes) if row.peak_memory_bytes else "",
+        format_seconds(row.seconds) if row.seconds else "",
+        row.note.replace("[", "\\["),
+    ]
+
+
+def line_of(row: Row) -> str:
+    """One point in a log."""
+    words = [f"{row.name}: {row.state}"]
+    if row.state == states.OK:
+        words += [f"loss {row.loss:.4f}"] if row.loss is not None else []
+        words += [f"{row.tokens_per_second:,.0f} tokens/s"] if row.tokens_per_second else []
+    if row.seconds and row.state in states.ENDED:
+        words.append(format_seconds(row.seconds))
+    return ", ".join(words) + (f": {row.note}" if row.note else "")
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """`3 ok, 1 failed, 2 running, about 4 min left`."""
+    counts = {state: sum(row.state == state for row in rows) for state in states.ALL}
+    words = [f"{count} {state}" for state, count in counts.items() if count]
+    left = seconds_left(rows)
+    if left is not None:
+        words.append(f"about {format_seconds(left)} left")
+    best = min((row for row in rows if row.state == states.OK and row.loss is not None), key=_rank, default=None)
+    if best is not None:
+        words.append(f"best so far {best.name}")
+    return ", ".join(words)
+
+
+def _rank(row: Row) -> tuple[float, float]:
+    assert row.loss is not None
+    return row.loss, -(row.tokens_per_second or 0.0)
+
+
+def seconds_left(rows: Sequence[Row]) -> float | None:
+    """By the mean time of those that have ended and the number that run side by side; None before the first has."""
+    done = [row.seconds for row in rows if row.state in states.ENDED and row.seconds]
+    running = [row for row in rows if row.state == states.RUNNING]
+    waiting = sum(row.state == states.PENDING for row in rows)
+    if not done or not (running or waiting):
+        return None
+    mean = sum(done) / len(done)
+    now = sum(row.seconds_left if row.seconds_left is not None else max(0.0, mean - (row.seconds or 0.0)) for row in running)
+    return (now + mean * waiting) / max(1, len(running))
+
+
+def _count(number: int, one: str) -> str:
+    return f"{number} {one}{'' if number == 1 else 's'}"

@@ -1,0 +1,148 @@
+"""The settings of launchers and sweepers: typed, every unknown key refused by its full name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from hybrid_strategy.config.door import door, from_plain
+from hybrid_strategy.config.literal import escape
+from hybrid_strategy.config.messages import explained
+from hybrid_strategy.errors import ConfigError, message
+
+T = TypeVar("T")
+
+_CLOCK = re.compile(r"^(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?$")
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    """Points on this machine, each in a process tree of its own.
+
+    Attributes:
+        time: minutes a point may take, or `hh:mm:ss` as in Slurm; null: as long as it needs.
+        max_parallel: points at once, as far as cores or GPUs allow; null: GPUs are shared out, on the CPU one after another.
+        poll_seconds: time between two looks at the points.
+        environment: variables of the points.
+    """
+
+    time: str | int | float | None = None
+    max_parallel: int | None = None
+    poll_seconds: float = 0.2
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SlurmSettings:
+    """Points as Slurm jobs; nodes, tasks and GPUs follow from each point's layout.
+
+    Attributes:
+        partition, account, qos, constraint, reservation: as sbatch names them; null: Slurm's default.
+        time: minutes, or `d-hh:mm:ss`.
+        cpus_per_task, mem: as sbatch names them; null: Slurm's default.
+        gpu_option: how GPUs are asked for; `{n}` is their number on a node. null: none are.
+        sbatch: further options of sbatch by name, `true` for a flag.
+        srun: further arguments of srun, e.g. `--container-image=...`.
+        setup: lines of the script before srun, e.g. `module load cuda`.
+        environment: variables of the points.
+        python: the interpreter on the nodes; null: this one.
+        array: submit points that need the same as one array.
+        max_parallel: jobs at once.
+        wait: stay until the end; else `hybrid sweep` shows and collects.
+        dry_run: print the scripts and submit nothing.
+        signal_seconds: time before the limit at which the ranks are told to save.
+        max_requeues: how often a point may be put back into the queue.
+        poll_seconds: time between two looks at the queue.
+    """
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    reservation: str | None = None
+    time: str | int | float = 60
+    cpus_per_task: int | None = None
+    mem: str | None = None
+    gpu_option: str | None = "--gpus-per-node={n}"
+    sbatch: Mapping[str, Any] = field(default_factory=dict)
+    srun: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    python: str | None = None
+    array: bool = True
+    max_parallel: int | None = None
+    wait: bool = True
+    dry_run: bool = False
+    signal_seconds: int = 120
+    max_requeues: int = 10
+    poll_seconds: float = 1.0
+
+
+@dataclass(frozen=True)
+class SweeperSettings:
+    """Which points there are.
+
+    Attributes:
+        params: key -> values in Hydra's grammar, e.g. `1,2,4`; the command line wins.
+        points: sets of keys that go together, instead of every combination; the command line wins here, too.
+        axes: of the layouts, those that are free where nothing is said of them.
+        prune: do not run what the planner says cannot fit or cannot win.
+        slack: a layout whose forecast is so many times the best one cannot win.
+        top: run only so many, the best by forecast; null: all.
+        max_batch_size: points that Hydra's own sweeper hands over at once; has no meaning here.
+    """
+
+    params: Mapping[str, Any] = field(default_factory=dict)
+    points: tuple[Any, ...] = ()
+    axes: tuple[str, ...] = ("tensor_parallel_size", "pipeline_parallel_size", "sharding")
+    prune: bool = True
+    slack: float = 1.5
+    top: int | None = None
+    max_batch_size: int | None = None
+
+
+def settings_of(kind: type[T], values: Mapping[str, Any], prefix: str) -> T:
+    """The typed settings.
+
+    Args:
+        values: plain containers, e.g. of `hydra.launcher`; `_target_` is left out.
+        prefix: where they stand in the configuration.
+
+    Raises:
+        ConfigError: by full key.
+    """
+    given = {key: value for key, value in values.items() if key != "_target_" and value is not None}
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(door(cast(type, kind))), OmegaConf.create(escape(given)))
+        plain = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise explained(error, kind, prefix) from error
+    assert isinstance(plain, dict)
+    return from_plain(kind, {str(key): value for key, value in plain.items()})
+
+
+def seconds_of(time: str | int | float | None, key: str) -> float | None:
+    """Minutes as a number, or Slurm's forms `mm`, `mm:ss`, `hh:mm:ss`, `d-hh`, `d-hh:mm`, `d-hh:mm:ss`.
+
+    >>> seconds_of(90, "t"), seconds_of("1:30:00", "t"), seconds_of("2-12", "t"), seconds_of("1:30", "t"), seconds_of(None, "t")
+    (5400.0, 5400.0, 216000.0, 90.0, None)
+    """
+    if time is None:
+        return None
+    found = _CLOCK.match(str(time))
+    if isinstance(time, (int, float)) and time > 0:
+        return float(time) * 60
+    if found is None or isinstance(time, (int, float)):
+        raise ConfigError(message(key, time, "it is minutes, or d-hh:mm:ss", "", "Set 60 or 1:00:00"))
+    days, *rest = (int(each) if each else None for each in found.groups())
+    first, second, third = rest
+    if days is not None:
+        return float(days * 86400 + (first or 0) * 3600 + (second or 0) * 60 + (third or 0))
+    if third is not None:
+        return float((first or 0) * 3600 + (second or 0) * 60 + third)
+    return float((first or 0) * 60 + (second or 0))

@@ -1,0 +1,112 @@
+"""What a batch script calls before and after `srun`: on the first node of the job, without torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from hybrid_strategy.config.storage import RESULT_FILE, read_config
+from hybrid_strategy.errors import RunError
+from hybrid_strategy.sweeping import states
+from hybrid_strategy.sweeping.attempts import PREEMPTED_FILE, begin, conclude, in_slurm_job, read_state, write_state
+from hybrid_strategy.sweeping.causes import PREEMPTED_CODE, cause_of
+from hybrid_strategy.sweeping.files import read_json
+from hybrid_strategy.sweeping.points import Point, read_point
+from hybrid_strategy.sweeping.settings import SlurmSettings
+from hybrid_strategy.sweeping.slurm import commands
+
+BATCH_LOG = "slurm/batch.log"
+_TAIL_BYTES = 20_000
+_STOPPED = re.compile(r"\*\*\* (?:STEP|JOB) [\w.+]+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*")
+
+
+def begin_job(folder: Path) -> int:
+    """Readies the folder for this attempt and says in the log what runs here; not 0: it was started too often."""
+    point, requeues = _point(folder), int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    most = max_requeues(point)
+    if requeues > most:
+        conclude(folder, states.FAILED, f"it was put back into the queue {requeues} times, max_requeues is {most}")
+        return 1
+    state = begin(folder, in_slurm_job(), requeues)
+    config, needs = read_config(folder), point.resources
+    lines = (
+        f"point {point.name}: job {state.job} on {os.environ.get('SLURM_JOB_NODELIST', socket.gethostname())}",
+        f"{needs.nodes} nodes x {needs.tasks_per_node} ranks, attempt {state.attempt}, requeued {requeues} x, at most {most} x",
+        f"overrides: {' '.join(point.overrides)}",
+        f"resuming from {config.resume}" if config.resume else "starting from the beginning",
+    )
+    sys.stdout.write("\n".join(f"=== {line}" for line in lines) + "\n")
+    sys.stdout.flush()
+    return 0
+
+
+def end_job(folder: Path, code: int) -> int:
+    """Concludes the attempt by the exit code of `srun` and what the ranks left; puts the job back into the queue where it
+    was stopped and may go on. Returns the exit code of the job."""
+    point = _point(folder)
+    if code == 0 and (folder / RESULT_FILE).exists():
+        conclude(folder, states.OK, "")
+        return 0
+    said = _tail(folder / BATCH_LOG)
+    stopped = [found[1] or "" for found in _STOPPED.finditer(said)]
+    saved = read_json(folder / PREEMPTED_FILE)
+    if saved is not None:
+        return _go_on(point, f"stopped by a signal, saved at step {saved.get('step')}")
+    if "PREEMPTION" in stopped or "JOB REQUEUE" in stopped:
+        return _go_on(point, "stopped by Slurm before it could save")
+    if "TIME LIMIT" in stopped:
+        conclude(folder, states.TIMEOUT, _with_step(folder, "it reached its time limit"))
+        return code or 1
+    cause = cause_of(folder, point.resources.world_size, said, code)
+    if stopped and not cause.rank and cause.state == states.FAILED:
+        conclude(folder, states.CANCELLED, _with_step(folder, "cancelled"))
+    else:
+        conclude(folder, cause.state, cause.reason, cause.further())
+    return code or 1
+
+
+def _go_on(point: Point, reason: str) -> int:
+    """Once more, from the newest checkpoint; where that was too often or is not possible the point is `preempted`."""
+    folder, before = point.folder, read_state(point.folder)
+    if before.requeues >= max_requeues(point):
+        conclude(folder, states.PREEMPTED, f"{reason}; max_requeues is {max_requeues(point)}")
+        return PREEMPTED_CODE
+    write_state(folder, replace(before, state=states.PENDING, reason=f"{reason}; put back into the queue"))
+    try:
+        commands.requeue(before.job)
+    except RunError as error:
+        if "already" not in str(error).lower() and "completing" not in str(error).lower():
+            conclude(folder, states.PREEMPTED, f"{reason}; it could not be put back into the queue: {error}")
+    return PREEMPTED_CODE
+
+
+def max_requeues(point: Point) -> int:
+    """How often the point may be put back into the queue."""
+    return int(point.launcher.get("max_requeues", SlurmSettings.max_requeues))
+
+
+def _with_step(folder: Path, text: str) -> str:
+    status = read_json(folder / "status.json") or {}
+    return f"{text} at step {status['step']}" if "step" in status else text
+
+
+def _point(folder: Path) -> Point:
+    point = read_point(folder)
+    if point is None:
+        raise RunError(f"{folder} holds no point.json: it was not prepared by a sweep")
+    return point
+
+
+def _tail(path: Path) -> str:
+    """The end of the batch job's own log, where `srun` and Slurm say what happened; only of this attempt."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    return text[text.rfind("=== point ") :] if "=== point " in text else text

@@ -1,0 +1,79 @@
+"""What a configuration leaves open for a layout sweep: how many processes, which axes, what they are judged by."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from hybrid_strategy.config.settings import RunConfig
+from hybrid_strategy.config.targets import global_batch_size_of, shape_of
+from hybrid_strategy.config.world import visible_gpus
+from hybrid_strategy.planning.numerics import numerics_of
+from hybrid_strategy.sweeping.axes import AXES, Axes
+from hybrid_strategy.sweeping.grid import Choice
+from hybrid_strategy.sweeping.layouts import Space, check_values
+from hybrid_strategy.sweeping.pruning import Judge
+from hybrid_strategy.sweeping.settings import SweeperSettings
+
+_PREFIX = "strategy."
+
+
+def devices_at_hand(config: RunConfig) -> int:
+    """Processes on each node: what is asked for, a described cluster's GPUs, this machine's GPUs, else its cores."""
+    if isinstance(config.cluster.devices, int):
+        return config.cluster.devices
+    if config.cluster.name != "local":
+        return config.cluster.gpus_per_node
+    gpus = visible_gpus() if config.trainer.accelerator in ("auto", "gpu", "cuda") else 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return gpus or cores
+
+
+def is_axis(key: str) -> bool:
+    """Is it a key that the layouts decide, such as `strategy.sharding`?"""
+    return key.removeprefix(_PREFIX) in AXES if key.startswith(_PREFIX) else False
+
+
+def axes_of(choices: Sequence[Choice], free: Sequence[str], config: RunConfig) -> Axes:
+    """The axes of a sweep: what the command line says, what is free, what the configuration fixes.
+
+    Raises:
+        ConfigError: a word that names nothing, or an axis that is none.
+    """
+    given = {each.key.removeprefix(_PREFIX): each.values for each in choices if is_axis(each.key)}
+    fixed = {axis: getattr(config.strategy, axis) for axis in AXES}
+    size = fixed.pop("data_parallel_size")
+    if "data_parallel_size" not in given and isinstance(size, int):
+        given["data_parallel_size"] = (size,)
+    for axis, values in given.items():
+        check_values(axis, values)
+    return Axes(given, tuple(axis for axis in free if axis not in given), fixed)
+
+
+def space_of(config: RunConfig, axes: Axes) -> Space:
+    """Where layouts are looked for."""
+    devices = devices_at_hand(config)
+    return Space(
+        world_size=devices * config.cluster.num_nodes,
+        axes=axes,
+        gpus_per_node=devices if config.cluster.num_nodes > 1 else None,
+        shape=shape_of(config),
+        global_batch_size=global_batch_size_of(config, 1),
+        accumulate_grad_batches=config.trainer.accumulate_grad_batches,
+        micro_batch_size=config.strategy.micro_batch_size,
+    )
+
+
+def judge_of(config: RunConfig, settings: SweeperSettings, axes: Axes) -> Judge | None:
+    """What forecasts layouts; None where the model or the batch is not known."""
+    shape = shape_of(config)
+    if shape is None or not global_batch_size_of(config, 1):
+        return None
+    numerics = numerics_of(config.precision.mode, config.optimizer.name, config.optimizer.momentum)
+    dominate = "activation_checkpoint" in axes.free
+    return Judge(shape, config.cluster, numerics, settings.slack, dominate)
+
+
+def is_known(config: RunConfig) -> bool:
+    """Is something known of the machines? `cluster=local` describes none unless it was measured."""
+    return config.cluster.name != "local" or config.cluster.measured
