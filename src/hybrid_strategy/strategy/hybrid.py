@@ -207,6 +207,7 @@ class HybridParallelStrategy(ParallelStrategy):
         _lightning.leave_samplers_alone(trainer)
         module = self._user_module()
         if self._made_of is not module:
+            self.precision_plugin.convert_module(module)  # in place; what `configure_model` built is of this type already
             self._parallelize(module)
         self.engine.attach(trainer)
         self.model = module
