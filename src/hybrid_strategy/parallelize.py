@@ -91,7 +91,7 @@ def parallelize(
     shards = _slice(root, plan, groups, absent)
     if absent:
         put_gates(root, units, absent, context)
-    _checkpoint(root, plan, units, absent, groups.layout.activation_checkpoint)
+    _checkpoint(root, plan, absent, groups.layout.activation_checkpoint)
     for holders in sorted(set(names.holders.values())):
         groups.make_group_among(holders)
     describe = Describe(groups, {f"{prefix}{name}": shard for name, shard in shards.items()}, names)
@@ -192,9 +192,9 @@ def _slice(root: nn.Module, plan: ParallelPlan, groups: Groups, absent: set[str]
     )
 
 
-def _checkpoint(root: nn.Module, plan: ParallelPlan, units: list[str], absent: set[str], kind: str) -> None:
+def _checkpoint(root: nn.Module, plan: ParallelPlan, absent: set[str], kind: str) -> None:
     patterns = plan.checkpoint_units or tuple(unit for unit in plan.units if "*" in unit)
-    names = [name for name in units if name not in absent and any(matches(pattern, name) for pattern in patterns)]
+    names = find_units_present(root, patterns, absent)
     if kind != "none" and not patterns:
         raise ModelError(
             message(
@@ -233,8 +233,8 @@ def _shard(
 
 
 def find_units_present(root: nn.Module, patterns: Sequence[str], absent: set[str]) -> list[str]:
-    """Names that match one of the patterns, on this rank."""
-    names = [name for name, _ in root.named_modules() if any(matches(pattern, name) for pattern in patterns)]
+    """Names that match one of the patterns, on this rank; never the root, which `*` does not mean."""
+    names = [name for name, _ in root.named_modules() if name and any(matches(pattern, name) for pattern in patterns)]
     return [name for name in names if name not in absent]
 
 
