@@ -12,6 +12,7 @@ from hybrid_strategy.errors import HybridError, did_you_mean, message
 COMMANDS = {
     "train": "train a model under the layout of the configuration",
     "plan": "show what train would run, and start nothing",
+    "check": "compare the numbers of the layout with those of one process",
 }
 """Sub-command -> what it does. Each is the function `run(arguments) -> exit code` of the module of its name in this folder."""
 

@@ -126,7 +126,7 @@ class Comparison:
         elif _value(got).dtype != want.dtype:
             self._miss(place, 0.0, 0.0, Clue(name, dtypes=(str(_value(got).dtype), str(want.dtype))))
         owners = self.layout.owners(name)
-        wrong = int((owners - 1).abs().max()) if owners.numel() else 0
+        wrong = float((owners - 1).abs().max()) if owners.numel() else 0.0
         self.tally.add(OWNERS, wrong, 0.0)
         if wrong:
             self._miss(Place(-1, OWNERS, index, name), wrong, 0.0, Clue(name, owners=(int(owners.min()), int(owners.max()))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -47,6 +48,14 @@ class Divergence:
         return f"{when}: {self.quantity}{where}{more}: {self.difference:.3g} apart, {self.allowed:.3g} allowed"
 
 
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
 @dataclass(frozen=True)
 class ParityReport:
     """What a check found.
@@ -77,8 +86,9 @@ class ParityReport:
         return self.first is None and all(row.same for row in self.rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain containers, for JSON."""
-        return {"same": self.same, **asdict(self)}
+        """Plain containers, for JSON: what is not finite is a word."""
+        values: dict[str, Any] = _finite({"same": self.same, **asdict(self)})
+        return values
 
     def __str__(self) -> str:
         if self.same:
