@@ -21,6 +21,7 @@ from hybrid_strategy.parallel.parameters import Slot, collect_slots
 from hybrid_strategy.parallel.sharding._base import Sharding
 from hybrid_strategy.parallel.stages import StageContext, cut_model, find_units, put_gates
 from hybrid_strategy.parallel.tensor.apply import TensorShard, apply_tensor_parallel
+from hybrid_strategy.parallel.tensor.check import assign_styles
 from hybrid_strategy.planning.balance import cut_units, parameter_costs
 from hybrid_strategy.planning.layouts import find_schedule
 from hybrid_strategy.registry import find
@@ -83,6 +84,8 @@ def parallelize(
     initialiser = Initialiser(root, seed)
     outer = Initialiser(module, seed)
     units, bounds, counts = _stages(root, plan, groups, stage_cuts)
+    if groups.tensor is not None:
+        assign_styles(root, plan, groups.layout.tensor_parallel_size)  # on the whole model, so that no typo hides behind the cut
     context = StageContext()
     cut = StageCut(units, bounds, _owners(groups))
     names = Names.of(module, root, cut)

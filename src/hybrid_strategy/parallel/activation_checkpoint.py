@@ -18,6 +18,8 @@ _KEPT_OPERATIONS = {
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops._c10d_functional.all_reduce.default,
+    torch.ops._c10d_functional.reduce_scatter_tensor.default,
 }
 """What `selective` keeps: the operations that cost the most to repeat for the memory they hold (arXiv:2205.05198, section 5)."""
 

@@ -8,24 +8,14 @@ that layer, under a random state keyed by (seed, the layer's name).
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hybrid_strategy.distributed.random_state import keyed_seed
 from hybrid_strategy.errors import ModelError, message
-
-
-def keyed_seed(seed: int, name: str) -> int:
-    """A 63-bit seed that depends on `seed` and `name` alone, on every machine.
-
-    >>> keyed_seed(0, "layers.0.weight") == keyed_seed(0, "layers.0.weight") != keyed_seed(1, "layers.0.weight")
-    True
-    """
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
 
 
 class Initialiser:

@@ -25,6 +25,7 @@ from hybrid_strategy.checkpoint.folder import remove_checkpoint
 from hybrid_strategy.checkpoint.saving import save_checkpoint
 from hybrid_strategy.data.loader import mesh_dataloader
 from hybrid_strategy.distributed.groups import Groups, build_groups
+from hybrid_strategy.distributed.random_state import seed_rank
 from hybrid_strategy.errors import CheckpointError, message
 from hybrid_strategy.parallelize import Parallelized, parallelize
 from hybrid_strategy.spec.layout import Layout
@@ -35,6 +36,7 @@ from hybrid_strategy.strategy.data_position import go_on
 from hybrid_strategy.strategy.manual import check_manual_optimization
 from hybrid_strategy.strategy.options import make_options
 from hybrid_strategy.strategy.precision import adapt_precision
+from hybrid_strategy.strategy.predictions import gather_predictions
 from hybrid_strategy.strategy.step import StepEngine
 from hybrid_strategy.strategy.steps import Steps
 from hybrid_strategy.strategy.target import find_plan, find_target, run_seed
@@ -231,6 +233,7 @@ class HybridParallelStrategy(ParallelStrategy):
             seed=run_seed(self.options.seed),
             stage_cuts=self.options.stage_cuts,
         )
+        seed_rank(self.layout, self.groups.coordinate, run_seed(self.options.seed))
         size = self.layout.pipeline_parallel_size
         self._engine = StepEngine(
             module,
@@ -301,6 +304,9 @@ class HybridParallelStrategy(ParallelStrategy):
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         return self.steps.evaluate("predict", args, kwargs)
+
+    def on_predict_end(self) -> None:
+        gather_predictions(self._user_module().trainer, self.groups)
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
         if self._user_module().automatic_optimization:
