@@ -9,6 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ProgressBar
 
+from hybrid_strategy.callbacks.steps import total_steps
 from hybrid_strategy.callbacks.throughput import Throughput
 from hybrid_strategy.units import format_bytes, format_seconds
 
@@ -66,7 +67,7 @@ class ProgressLine(ProgressBar):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        last = trainer.global_step >= self._total_steps(trainer)
+        last = trainer.global_step >= total_steps(trainer)
         self._show(self._text(trainer, pl_module), force=last)
 
     def on_validation_batch_end(
@@ -94,7 +95,7 @@ class ProgressLine(ProgressBar):
         self._end_line()
 
     def _text(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str:
-        step, total = trainer.global_step, self._total_steps(trainer)
+        step, total = trainer.global_step, total_steps(trainer)
         words = [f"step {step}/{total:.0f}" if total < float("inf") else f"step {step}"]
         if total < float("inf") and total > 0:
             done = min(_BAR_CELLS, int(_BAR_CELLS * step / total))
@@ -113,14 +114,6 @@ class ProgressLine(ProgressBar):
         if self._first_step is None or step <= self._first_step or not step < total < float("inf"):
             return None
         return (time.monotonic() - self._started) / (step - self._first_step) * (total - step)
-
-    def _total_steps(self, trainer: pl.Trainer) -> float:
-        """Optimizer steps of the whole fit; infinite where there is no end."""
-        by_steps = float(trainer.max_steps) if trainer.max_steps >= 0 else float("inf")
-        if trainer.max_epochs is None or trainer.max_epochs < 0:
-            return by_steps
-        batches = trainer.num_training_batches * trainer.max_epochs
-        return min(by_steps, -(-batches // trainer.accumulate_grad_batches))
 
     def _show(self, text: str, force: bool = False) -> None:
         live = sys.stdout.isatty()

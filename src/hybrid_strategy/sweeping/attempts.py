@@ -10,8 +10,8 @@ from typing import Any
 
 from hybrid_strategy.config.resume import newest_checkpoint
 from hybrid_strategy.config.storage import RESULT_FILE, read_config, write_config
+from hybrid_strategy.files import read_json, write_json
 from hybrid_strategy.sweeping import states
-from hybrid_strategy.sweeping.files import read_json, write_json
 from hybrid_strategy.sweeping.metrics import METRICS_FILE, merge_parts, set_aside
 
 STATE_FILE = "state.json"

@@ -10,9 +10,9 @@ from typing import Any
 
 from hybrid_strategy.config.storage import RESULT_FILE
 from hybrid_strategy.errors import ConfigError, message
+from hybrid_strategy.files import read_json, write_json
 from hybrid_strategy.sweeping import states
 from hybrid_strategy.sweeping.attempts import State, read_state, write_state
-from hybrid_strategy.sweeping.files import read_json, write_json
 from hybrid_strategy.sweeping.layouts import Skipped
 from hybrid_strategy.sweeping.points import Point, read_point, write_point
 from hybrid_strategy.sweeping.prepare import Ready

@@ -11,11 +11,12 @@ from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 
 from hybrid_strategy.errors import ConfigError, HybridError, NoLayoutFitsError, message
+from hybrid_strategy.files import read_json
 from hybrid_strategy.sweeping import book as books
 from hybrid_strategy.sweeping.attempts import State
 from hybrid_strategy.sweeping.book import Book
-from hybrid_strategy.sweeping.files import locked, read_json
 from hybrid_strategy.sweeping.layouts import Skipped
+from hybrid_strategy.sweeping.lock import locked
 from hybrid_strategy.sweeping.points import Point
 from hybrid_strategy.sweeping.prepare import Batch, Ready, prepare
 from hybrid_strategy.sweeping.results import write_results

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import IO
 
 from hybrid_strategy.config.world import visible_gpus
+from hybrid_strategy.files import read_json
 from hybrid_strategy.launch.parent_death import PARENT_VARIABLE
 from hybrid_strategy.sweeping import states
 from hybrid_strategy.sweeping.attempts import PREEMPTED_FILE, State, begin, conclude, read_state, write_state
 from hybrid_strategy.sweeping.causes import PREEMPTED_CODE, Cause, cause_of
-from hybrid_strategy.sweeping.files import read_json
 from hybrid_strategy.sweeping.points import Point
 from hybrid_strategy.sweeping.settings import LocalSettings, seconds_of
 from hybrid_strategy.units import format_seconds

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hybrid_strategy.sweeping.files import write_text
+from hybrid_strategy.files import write_text
 
 METRICS_FILE = "metrics.csv"
 _PART = "metrics.part{number}.csv"

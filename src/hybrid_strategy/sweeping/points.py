@@ -12,7 +12,7 @@ from typing import Any
 from hybrid_strategy.config.plan import RunPlan
 from hybrid_strategy.config.settings import RunConfig
 from hybrid_strategy.config.storage import PLAN_FILE, as_values, write_config
-from hybrid_strategy.sweeping.files import read_json, write_json
+from hybrid_strategy.files import read_json, write_json
 
 POINT_FILE = "point.json"
 

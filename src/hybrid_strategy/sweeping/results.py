@@ -6,9 +6,9 @@ import csv
 import io
 from typing import Any
 
+from hybrid_strategy.files import read_json, write_json, write_text
 from hybrid_strategy.sweeping import states
 from hybrid_strategy.sweeping.book import Book, state_of
-from hybrid_strategy.sweeping.files import read_json, write_json, write_text
 from hybrid_strategy.sweeping.points import Point
 from hybrid_strategy.sweeping.rows import RESULT_FILE, row_of
 

@@ -6,10 +6,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from hybrid_strategy.files import read_json
 from hybrid_strategy.sweeping import states
 from hybrid_strategy.sweeping.attempts import STATUS_FILE, read_state
 from hybrid_strategy.sweeping.causes import consequence_only, failed_rank
-from hybrid_strategy.sweeping.files import read_json
 from hybrid_strategy.sweeping.points import Point
 
 RESULT_FILE = "result.json"

@@ -1,53 +1,16 @@
-"""Files that other processes read while they are written: never half of one, and one sweep of a folder at a time."""
+"""One command at a time runs the points of a sweep's folder."""
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from hybrid_strategy.errors import ConfigError, message
 
 _LOCK = ".lock"
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replaces `path` in one step; a reader sees the old text or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """As `write_text`. Numbers that are not finite become text, which every reader of JSON understands."""
-    write_text(path, json.dumps(_finite(value), indent=2) + "\n")
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The mapping in `path`; None where there is none that can be read."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(key): _finite(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
-    return value
 
 
 @contextmanager
