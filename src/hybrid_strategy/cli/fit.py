@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
@@ -13,10 +12,13 @@ import torch
 
 from hybrid_strategy.callbacks.progress import PrepareProgress
 from hybrid_strategy.callbacks.results import RunResults
+from hybrid_strategy.callbacks.status import RunStatus
+from hybrid_strategy.callbacks.stop_signal import StopAtSignal
 from hybrid_strategy.config.build import build_all, build_data, build_module, build_trainer
 from hybrid_strategy.config.plan import RunPlan, plan_of
 from hybrid_strategy.config.settings import RunConfig
 from hybrid_strategy.config.storage import RESULT_FILE, as_values, read_config
+from hybrid_strategy.files import write_json
 from hybrid_strategy.modules.text_data import TextDataModule
 from hybrid_strategy.reporting.noise import keep_terminal_clear
 from hybrid_strategy.reporting.wandb_run import WandbRunLogger
@@ -26,13 +28,15 @@ def run(run_dir: Path) -> None:
     """Trains as the run folder's `config.yaml` says and leaves `result.json` there."""
     config = read_config(run_dir)
     planned = plan_of(config)
+    stop, status = StopAtSignal(run_dir), RunStatus(run_dir)
+    stop.listen()
     keep_terminal_clear()
     _set_up_torch(config)
     pl.seed_everything(config.seed, workers=True, verbose=False)
     callbacks, results = build_all(config.callbacks, "callbacks"), RunResults()
     loggers = build_all(config.logger, "logger")
     try:
-        trainer = build_trainer(config, planned, [results, *callbacks.values()], list(loggers.values()))
+        trainer = build_trainer(config, planned, [results, status, *callbacks.values(), stop], list(loggers.values()))
         _log_configuration(list(loggers.values()), config, planned)
         module, data = build_module(config, planned), build_data(config, planned)
         if isinstance(data, TextDataModule) and _is_first():
@@ -43,7 +47,7 @@ def run(run_dir: Path) -> None:
         if results.stale(trainer):
             trainer.validate(module, datamodule=data, verbose=False)
         if _is_first():
-            _write_result(run_dir, {"seconds": seconds, **results.summary(trainer)}, list(loggers.values()))
+            _write_result(run_dir, {"seconds": seconds, **results.summary(trainer), **status.summary()}, list(loggers.values()))
     finally:
         for logger in loggers.values():
             if isinstance(logger, WandbRunLogger):
@@ -69,4 +73,4 @@ def _write_result(run_dir: Path, summary: dict[str, Any], loggers: list[Any]) ->
     for logger in loggers:
         if isinstance(logger, WandbRunLogger):
             summary["wandb"] = logger.where()
-    (run_dir / RESULT_FILE).write_text(json.dumps(summary, indent=2), encoding="utf-8")
+    write_json(run_dir / RESULT_FILE, summary)
