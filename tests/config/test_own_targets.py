@@ -71,3 +71,13 @@ def test_what_cannot_be_made_is_refused_by_its_key(values, words):
         make(values, "callbacks.mine")
     assert str(caught.value).startswith(f"callbacks.mine._target_ is '{values['_target_']}': it cannot be made")
     assert words in str(caught.value)
+
+
+def test_settings_that_an_own_model_would_ignore_are_refused():
+    own = "model._target_=my.Module"
+    with pytest.raises(ConfigError, match=r"^optimizer\.learning_rate is 1e-3: .* it would be ignored"):
+        run_config(Source((own, "optimizer.learning_rate=1e-3")))
+    with pytest.raises(ConfigError, match=r"^optimizer is sgd"):
+        run_config(Source((own, "optimizer=sgd")))
+    taken = run_config(Source((own, "optimizer.learning_rate=1e-3", "+model.rate=${optimizer.learning_rate}")))
+    assert taken.model["rate"] == 1e-3

@@ -9,6 +9,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 
 from hybrid_strategy.callbacks.progress import PrepareProgress
 from hybrid_strategy.callbacks.results import RunResults
@@ -18,6 +20,7 @@ from hybrid_strategy.config.build import build_all, build_data, build_module, bu
 from hybrid_strategy.config.plan import RunPlan, plan_of
 from hybrid_strategy.config.settings import RunConfig
 from hybrid_strategy.config.storage import RESULT_FILE, as_values, read_config
+from hybrid_strategy.errors import ConfigError
 from hybrid_strategy.files import write_json
 from hybrid_strategy.modules.text_data import TextDataModule
 from hybrid_strategy.reporting.noise import keep_terminal_clear
@@ -25,7 +28,19 @@ from hybrid_strategy.reporting.wandb_run import WandbRunLogger
 
 
 def run(run_dir: Path) -> None:
-    """Trains as the run folder's `config.yaml` says and leaves `result.json` there."""
+    """Trains as the run folder's `config.yaml` says and leaves `result.json` there.
+
+    Raises:
+        ConfigError: Lightning refuses the configuration.
+    """
+    try:
+        fit(run_dir)
+    except MisconfigurationException as error:
+        raise ConfigError(str(error)) from error
+
+
+def fit(run_dir: Path) -> None:
+    """The run itself."""
     config = read_config(run_dir)
     planned = plan_of(config)
     stop, status = StopAtSignal(run_dir), RunStatus(run_dir)
@@ -33,10 +48,10 @@ def run(run_dir: Path) -> None:
     keep_terminal_clear()
     _set_up_torch(config)
     pl.seed_everything(config.seed, workers=True, verbose=False)
-    callbacks, results = build_all(config.callbacks, "callbacks"), RunResults()
+    callbacks, results = _allowed(config, list(build_all(config.callbacks, "callbacks").values())), RunResults()
     loggers = build_all(config.logger, "logger")
     try:
-        trainer = build_trainer(config, planned, [results, status, *callbacks.values(), stop], list(loggers.values()))
+        trainer = build_trainer(config, planned, [results, status, *callbacks, stop], list(loggers.values()))
         _log_configuration(list(loggers.values()), config, planned)
         module, data = build_module(config, planned), build_data(config, planned)
         if isinstance(data, TextDataModule) and _is_first():
@@ -52,6 +67,13 @@ def run(run_dir: Path) -> None:
         for logger in loggers.values():
             if isinstance(logger, WandbRunLogger):
                 logger.finish()
+
+
+def _allowed(config: RunConfig, callbacks: list[Any]) -> list[Any]:
+    """The callbacks without those that a Trainer with these switches refuses to have."""
+    switches = ((config.trainer.enable_progress_bar, ProgressBar), (config.trainer.enable_checkpointing, Checkpoint))
+    unwanted = tuple(kind for switch, kind in switches if switch is False)
+    return [each for each in callbacks if not isinstance(each, unwanted)]
 
 
 def _is_first() -> bool:

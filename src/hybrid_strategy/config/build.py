@@ -116,8 +116,19 @@ def build_trainer(config: RunConfig, planned: RunPlan, callbacks: list[Any], log
             "logger": loggers or False,
             "default_root_dir": config.paths.run_dir,
             "use_distributed_sampler": False,
+            "profiler": _profiler(config),
         }
     )
+
+
+def _profiler(config: RunConfig) -> Any:
+    """Lightning's profiler, with its report in the run folder instead of between the lines of the terminal."""
+    from lightning.pytorch import profilers
+
+    kinds = {"simple": profilers.SimpleProfiler, "advanced": profilers.AdvancedProfiler, "pytorch": profilers.PyTorchProfiler}
+    if config.trainer.profiler is None:
+        return None
+    return kinds[config.trainer.profiler](dirpath=config.paths.run_dir, filename="profile")
 
 
 def build_all(entries: Mapping[str, Any], group: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, read_write
 
 from hybrid_strategy.config.folders import shipped_folder
 from hybrid_strategy.config.messages import HYDRA_ERRORS, explained
-from hybrid_strategy.config.overrides import checked
+from hybrid_strategy.config.overrides import check_nothing_ignored, checked
 from hybrid_strategy.config.schema import read, register
 from hybrid_strategy.config.settings import RunConfig
 
@@ -62,6 +62,7 @@ def run_config(source: Source) -> RunConfig:
         ConfigError: something in it is wrong.
     """
     config = compose(source)
+    check_nothing_ignored(source.overrides, config.model)
     HydraConfig.instance().set_config(config)
     try:
         run_dir = os.path.abspath(config.hydra.run.dir)

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import OverrideParseException
+from omegaconf import DictConfig, OmegaConf
 
 from hybrid_strategy.config.door import known_keys
 from hybrid_strategy.config.messages import Shown, no_such_key, quoted
 from hybrid_strategy.config.settings import GROUPS, OPEN_GROUPS, RunConfig
-from hybrid_strategy.config.targets import BY_TARGET
+from hybrid_strategy.config.targets import BY_TARGET, LANGUAGE_MODEL
 from hybrid_strategy.errors import ConfigError, message
 
 OWN = "own"
@@ -43,6 +44,24 @@ def checked(overrides: Sequence[str]) -> list[str]:
     parsed = [_parse(text) for text in overrides]
     accepted = [_check(override, text) for override, text in zip(parsed, overrides, strict=True)]
     return [*_own_groups(parsed), *accepted]
+
+
+def check_nothing_ignored(overrides: Sequence[str], model: DictConfig) -> None:
+    """A model of the user's own makes its own optimizer: settings of ours that it does not take over would do nothing.
+
+    Raises:
+        ConfigError: such a setting is on the command line.
+    """
+    if OmegaConf.is_missing(model, "_target_") or model.get("_target_") == LANGUAGE_MODEL:
+        return
+    taken = str(OmegaConf.to_container(model, resolve=False))
+    for text in overrides:
+        key, _, value = text.lstrip("+").partition("=")
+        group = key.partition(".")[0]
+        if group in ("optimizer", "learning_rate") and f"${{{group}" not in taken:
+            rule = "the model is your own and does not take it over, so it would be ignored"
+            whole = key if "." in key else group
+            raise ConfigError(message(key, Shown(value), rule, "", f"Hand it on: '+model.{group}=${{{whole}}}', or leave it out"))
 
 
 def _own_groups(overrides: Sequence[Override]) -> list[str]:

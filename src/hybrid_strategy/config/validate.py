@@ -13,6 +13,7 @@ PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true", "64-t
 MATMUL_PRECISIONS = ("highest", "high", "medium")
 CLIP_ALGORITHMS = ("norm", "value")
 OPTIMIZERS = ("adamw", "sgd")
+PROFILERS = ("simple", "advanced", "pytorch")
 
 
 def check_words(config: RunConfig) -> None:
@@ -28,6 +29,7 @@ def check_words(config: RunConfig) -> None:
         ("optimizer.name", config.optimizer.name, OPTIMIZERS),
         ("learning_rate.schedule", config.learning_rate.schedule, SCHEDULES),
         ("learning_rate.scaling", config.learning_rate.scaling, RULES),
+        ("trainer.profiler", config.trainer.profiler, PROFILERS),
         ("trainer.gradient_clip_algorithm", config.trainer.gradient_clip_algorithm, CLIP_ALGORITHMS),
     ):
         _check_word(key, word, known)
