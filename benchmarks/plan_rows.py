@@ -61,6 +61,9 @@ TECHNIQUES = (
 COUNTS_ALLOCATED = ("torchtune", "zero-bubble")
 """Sources whose memory figure is what was allocated; that of the others is taken for what the allocator reserved."""
 
+FUSED_LOSS = ("llm-foundry",)
+"""Sources that compute the loss in one kernel, in the place of the logits."""
+
 WRITES_SCORES = ("vtrain", "zero-bubble", "pytorch-fsdp", "korthikanti", "bigscience", "opt-175b")
 """Sources whose attention is known to write its scores to memory; else everything before 2023 does."""
 
@@ -275,6 +278,8 @@ def _stack(values: dict[str, str], zero3: bool) -> Stack:
     if "compile" in techniques or ("compile" in notes and "no compile" not in notes):
         return replace(COMPILED, logits_bytes=2 + COMPILED.logits_bytes / 8) if "chunked ce" in techniques else COMPILED
     stack = EAGER if zero3 or values["source_id"].startswith(("torchtune", "torchtitan", "litgpt")) else FUSED
+    if values["source_id"].startswith(FUSED_LOSS):
+        stack = replace(stack, logits_bytes=4.0, loss_bytes=10.0)
     writes = values["source_id"].startswith(WRITES_SCORES) or (values["year"] and int(values["year"]) < 2023)
     return stack.classic() if writes else stack
 
@@ -364,9 +369,10 @@ def even_stage_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
 
 def _recompute_fraction(values: dict[str, str]) -> float | None:
     """Share of the forward pass that is repeated, where a source says so by stating both HFU and MFU."""
-    stated = re.search(r"HFU stated ([\d.]+)%; recomputed MFU ([\d.]+)", values["notes"])
-    if values["act_ckpt"] == "selective" and stated:
-        return max(0.0, 3 * (float(stated[1]) / float(stated[2]) - 1))
+    stated = re.search(r"HFU stated ([\d.]+)", values["notes"])
+    mfu = _float(values["mfu_or_hfu_pct"])
+    if values["act_ckpt"] == "selective" and values["which"] == "mfu" and stated and mfu:
+        return min(1.0, max(0.0, 3 * (float(stated[1]) / mfu - 1)))
     return 0.5 if values["act_ckpt"] == "selective" and "selective layer AC" in values["notes"] else None
 
 

@@ -70,7 +70,9 @@ def _everything(scenario: Scenario) -> float:
     masks = 2.0 if stack.dropout else 0.0
     outside = 2 * wide + masks + (0.0 if stack.fused_norms or not shape.gated_mlp else 8.0)
     inputs = 2 * wide
-    columns = (3 if shape.gated_mlp else 2) + (0 if stack.fused_activations or not shape.gated_mlp else 1)
+    columns = 2
+    if shape.gated_mlp:
+        columns += 0 if stack.recomputes_cheap else 1 if stack.fused_activations else 2
     inside = wide * (2 * q + 2 * kv + columns * f)
     return outside / sequence + inputs / gathered + inside / split
 

@@ -22,6 +22,7 @@ class Stack:
         dropout: dropout after attention and MLP (and on the scores, where they are written).
         fused_norms: a norm is one kernel that reads and writes once; else a composite that computes in fp32.
         fused_activations: bias, activation, product, residual are one kernel.
+        recomputes_cheap: the product of a gated MLP is computed again in the backward pass rather than kept.
         selective: what `selective` recomputes: `attention` (the scores, arXiv:2205.05198), `operators` (every second product and
             what lies between) or `products` (only what lies between products).
         launches: kernels (and autograd nodes) of one layer's forward pass.
@@ -45,6 +46,7 @@ class Stack:
     dropout: bool = False
     fused_norms: bool = False
     fused_activations: bool = False
+    recomputes_cheap: bool = False
     selective: str = "operators"
     launches: int = 60
     loss_bytes: float = 30.0
@@ -95,6 +97,7 @@ COMPILED = Stack(
     efficiency=1.12,
     fused_norms=True,
     fused_activations=True,
+    recomputes_cheap=True,
     launches=25,
     loss_bytes=16.0,
     logits_bytes=12.0,
