@@ -53,8 +53,8 @@ def find_plan(module: pl.LightningModule, target: str, given: ParallelPlan | Non
 def _plan_of_layers(root: nn.Module) -> ParallelPlan:
     """The plan of a model that tells nothing.
 
-    A Sequential calls its children one after another, which is all that a pipeline must know. Of any other model the layers of its
-    largest ModuleList are taken as what is sharded and recomputed together.
+    A Sequential calls its children one after another, which is all that a pipeline must know. Of any other model the layers of
+    its largest ModuleList are taken as what is sharded and recomputed together.
     """
     if type(root) is nn.Sequential and len(root):
         return ParallelPlan(units=("*",))

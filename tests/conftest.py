@@ -1,0 +1,35 @@
+"""What every test can count on: no launcher's variables, no way out to W&B, and a cluster only where one is up."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+_CLUSTER = Path(__file__).resolve().parents[1] / "slurm" / "dev-cluster"
+_KEPT = {"SLURM_CONF"}
+_LAUNCHERS = ("SLURM_", "TORCHELASTIC_", "WANDB_", "PL_")
+_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+# inside a Slurm job, under torchrun or with a W&B key set the tests would be other tests
+for _name in [each for each in os.environ if each in _RANKS or each.startswith(_LAUNCHERS)]:
+    if _name not in _KEPT:
+        del os.environ[_name]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips tests of the cluster where none is up."""
+    marked = [item for item in items if item.get_closest_marker("cluster")]
+    if marked and not _cluster_is_up():
+        skip = pytest.mark.skip(reason="the Slurm development cluster is not up: slurm/dev-cluster up (needs root)")
+        for item in marked:
+            item.add_marker(skip)
+
+
+def _cluster_is_up() -> bool:
+    if not os.environ.get("SLURM_CONF") or shutil.which("sbatch") is None or not hasattr(os, "geteuid") or os.geteuid():
+        return False
+    return subprocess.run([_CLUSTER, "status"], capture_output=True, check=False).returncode == 0

@@ -1,0 +1,65 @@
+"""The examples, and the script in the README, run as they are."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+def run(*arguments: str, cwd: Path) -> str:
+    """Runs Python with these arguments; what it printed."""
+    process = subprocess.Popen([sys.executable, *arguments], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        shown, errors = process.communicate(timeout=150)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # so that it ends its own processes
+        process.communicate()
+        raise
+    assert process.returncode == 0, shown + errors
+    return shown
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+def test_plain_script(tmp_path: Path) -> None:
+    shown = run(str(EXAMPLES / "plain_lightning.py"), cwd=tmp_path)
+    loss = re.search(r"val_loss (\d\.\d+)", shown)
+    assert loss is not None
+    assert float(loss[1]) < 0.6, "ln 4 = 1.39 is a guess"
+
+
+def test_strategy_by_name(tmp_path: Path) -> None:
+    assert "trained 4 steps on 2 processes" in run(str(EXAMPLES / "string_name.py"), cwd=tmp_path)
+
+
+def test_hydra_application_under_torchrun(tmp_path: Path) -> None:
+    arguments = [str(EXAMPLES / "hydra_app" / "app.py"), "strategy=pp2", "devices=2", f"hydra.run.dir={tmp_path}"]
+    assert "trained 10 steps with HybridParallelStrategy" in run(*TORCHRUN, *arguments, cwd=tmp_path)
+
+
+def test_hydra_application_finds_the_shipped_options(tmp_path: Path) -> None:
+    shown = run(str(EXAMPLES / "hydra_app" / "app.py"), "strategy=tp2", "--cfg", "job", cwd=tmp_path)
+    assert "tensor_parallel_size: 2" in shown
+
+
+@pytest.mark.parametrize("sizes", ["as it is", "tensor_parallel_size=2"])
+def test_script_in_the_readme(sizes: str, tmp_path: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (script,) = (block for block in blocks if "__main__" in block)
+    if sizes != "as it is":
+        script, count = re.subn(r"(HybridParallelStrategy)\(.*\)$", rf"\1({sizes})", script, flags=re.MULTILINE)
+        assert count == 1
+    (tmp_path / "script.py").write_text(script)
+    run("script.py", cwd=tmp_path)
