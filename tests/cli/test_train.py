@@ -119,11 +119,12 @@ def test_a_sweep_goes_on_after_a_failed_point_and_each_has_a_run_of_its_own(fold
     fixed = ["trainer.max_steps=2", "trainer.limit_val_batches=0", "logger=wandb", "strategy=single", f"model.record={folder}"]
     found = _hybrid(folder, "train", "-m", *OWN[:2], *fixed, "model.fail_rank=-1,0", *given)
     assert found.returncode == 5, found.stderr
-    assert "ValueError: made to fail" in found.stderr
-    (first,) = (folder / "outputs").rglob("0/result.json")
-    failed = first.parents[1] / "1"
-    assert not (failed / "result.json").exists()
-    for run_dir, rank in ((first.parent, "-1"), (failed, "0")):
+    assert "rank 0: ValueError: made to fail" in found.stdout
+    sweep = folder / "outputs" / "sweeps" / "train"
+    first, failed = sweep / "fail_rank--1", sweep / "fail_rank-0"
+    assert [json.loads((each / "result.json").read_text())["state"] for each in (first, failed)] == ["ok", "failed"]
+    assert "ValueError: made to fail" in (failed / "output.log").read_text()
+    for run_dir, rank in ((first, "-1"), (failed, "0")):
         assert f"fail_rank: {rank}" in (run_dir / "config.yaml").read_text()
         assert len(list((run_dir / "wandb").glob("offline-run-*"))) == 1
     assert json.loads((folder / "given0.json").read_text()) == texts

@@ -17,6 +17,7 @@ from hybrid_strategy.sweeping.closing import closing_lines
 from hybrid_strategy.sweeping.grid import choices_of
 from hybrid_strategy.sweeping.rows import Row, row_of
 from hybrid_strategy.sweeping.session import Session
+from hybrid_strategy.sweeping.settings import checked_settings
 
 _HERE = ("local", "basic")
 """Launchers that have no meaning for a single run."""
@@ -46,6 +47,7 @@ def run_sweep(given: Arguments, point: Point, target: str) -> int:
     """
     single = not given.multirun and _names(given, "sweeps") is None
     command = shlex.join(["hybrid", "train", *(["-m"] if not single else []), *given.source.overrides])
+    given = replace(given, source=replace(given.source, overrides=checked_settings(given.source.overrides)))
     entry = (sys.executable, "-m", "hybrid_strategy.cli.point")
     session = Session(make_console(), command, single, target, entry)
     check_first(_first_point(given), lambda config: None)

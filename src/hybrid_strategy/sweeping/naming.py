@@ -58,7 +58,7 @@ def word(short: str, value: str) -> str:
     ('lr1e-3', 'a-b', 'acfull')
     """
     plain = value.strip("\"'")
-    safe = _UNSAFE.sub("-", plain).strip("-.")[:_LONGEST]
+    safe = _UNSAFE.sub("-", plain).strip("." if short else "-.")[:_LONGEST]
     if safe == plain or safe == plain.replace(" ", "-"):
         return f"{short}{safe}"
     return (

@@ -18,7 +18,7 @@ from hybrid_strategy.config.schema import read
 from hybrid_strategy.config.settings import ClusterSettings, RunConfig
 from hybrid_strategy.config.targets import BY_TARGET, WandbSettings
 from hybrid_strategy.errors import LayoutError, ModelError
-from hybrid_strategy.sweeping.layouts import Skipped
+from hybrid_strategy.sweeping.layouts import Skipped, check_values
 from hybrid_strategy.sweeping.naming import tags, unique
 from hybrid_strategy.sweeping.points import Point, Resources, digest_of
 from hybrid_strategy.sweeping.session import Session, key_of
@@ -89,6 +89,8 @@ def _compose(batch: Batch, overrides: tuple[str, ...], number: int, common: Set[
             settings = on_machines(read(config, "<run>"))
     except HYDRA_ERRORS as error:
         raise explained(error) from error
+    for axis in ("sharding", "activation_checkpoint", "schedule"):
+        check_values(axis, (getattr(settings.strategy, axis),))
     try:
         planned = plan_of(settings)
     except (LayoutError, ModelError) as error:
@@ -114,7 +116,7 @@ def _hydra(config: DictConfig, output_dir: str) -> Iterator[None]:
 def _ready(composed: Composed, name: str, session: Session, sweep: Path) -> Ready:
     folder = sweep if session.single else sweep / name
     with _hydra(composed.config, str(folder)):
-        config = on_machines(read(composed.config, str(folder)))
+        config = _decided(read(composed.config, str(folder)), composed.planned)
     words = tags(composed.swept, composed.planned.plan)
     digest = digest_of(config, folder)
     wandb_id = os.urandom(4).hex()
@@ -158,6 +160,13 @@ def on_machines(config: RunConfig) -> RunConfig:
         return config
     made: ClusterSettings = replace(cluster, num_nodes=max(1, nodes), devices=cluster.gpus_per_node if nodes else rest)
     return replace(config, cluster=made)
+
+
+def _decided(config: RunConfig, planned: RunPlan) -> RunConfig:
+    """What follows from this machine is written down: the point may run on another, or see fewer GPUs there."""
+    world = planned.world
+    cluster = replace(config.cluster, num_nodes=world.num_nodes, devices=world.devices)
+    return replace(config, cluster=cluster, trainer=replace(config.trainer, accelerator=world.accelerator))
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, cast
 
 from omegaconf import OmegaConf
@@ -12,8 +12,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hybrid_strategy.config.door import door, from_plain
 from hybrid_strategy.config.literal import escape
-from hybrid_strategy.config.messages import explained
-from hybrid_strategy.errors import ConfigError, message
+from hybrid_strategy.config.messages import Shown, explained
+from hybrid_strategy.errors import ConfigError, did_you_mean, message
 
 T = TypeVar("T")
 
@@ -124,6 +124,37 @@ def settings_of(kind: type[T], values: Mapping[str, Any], prefix: str) -> T:
         raise explained(error, kind, prefix) from error
     assert isinstance(plain, dict)
     return from_plain(kind, {str(key): value for key, value in plain.items()})
+
+
+def checked_settings(overrides: Sequence[str]) -> tuple[str, ...]:
+    """The overrides of a command line with those of launcher and sweeper as Hydra should get them.
+
+    Keys below `hydra.launcher` and `hydra.sweeper` are Hydra's to it: it would advise a `+` for a typo, and refuse new entries of
+    mappings.
+
+    Raises:
+        ConfigError: a key that neither of ours has, while no one else's is chosen.
+    """
+    chosen = dict(each.split("=", 1) for each in overrides if each.startswith(("hydra/launcher=", "hydra/sweeper=")))
+    launchers = {"local": (LocalSettings,), "slurm": (SlurmSettings,), None: (LocalSettings, SlurmSettings)}
+    sweepers = {"grid": (SweeperSettings,), "layouts": (SweeperSettings,), None: (SweeperSettings,)}
+    kinds = {
+        "hydra.launcher": launchers.get(chosen.get("hydra/launcher"), ()),
+        "hydra.sweeper": sweepers.get(chosen.get("hydra/sweeper"), ()),
+    }
+    return tuple(_checked_setting(each, kinds) for each in overrides)
+
+
+def _checked_setting(text: str, kinds: Mapping[str, tuple[type, ...]]) -> str:
+    key, _, value = text.lstrip("+").partition("=")
+    prefix = ".".join(key.split(".")[:2])
+    if key == prefix or not kinds.get(prefix):
+        return text
+    name, known = key.split(".")[2], [each.name for kind in kinds[prefix] for each in fields(kind)]
+    if name not in known:
+        advice = did_you_mean(name, dict.fromkeys(known))
+        raise ConfigError(message(f"{prefix}.{name}", Shown(value), "there is no such key", "", advice))
+    return f"++{text.lstrip('+')}"
 
 
 def seconds_of(time: str | int | float | None, key: str) -> float | None:

@@ -1,0 +1,206 @@
+"""Points on this machine: whatever one of them does, the next one is untouched and every end has its cause."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from hybrid_strategy.cli.arguments import Arguments
+from hybrid_strategy.cli.multirun import run_sweep
+from hybrid_strategy.config.compose import Source
+from hybrid_strategy.errors import ConfigError
+from hybrid_strategy.sweeping.attempts import read_state
+from hybrid_strategy.sweeping.metrics import read_rows
+from hybrid_strategy.sweeping.session import Session
+from tests.sweeping import fake_point as fake
+
+FAKE = (sys.executable, str(Path(fake.__file__)))
+BASE = ("model=llama_tiny", "trainer=cpu", "strategy=dp2", "logger=csv_wandb", "name=s", "hydra.launcher.poll_seconds=0.02")
+
+
+@pytest.fixture(autouse=True)
+def _in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+
+
+def _sweep(monkeypatch: pytest.MonkeyPatch, *overrides: str) -> tuple[int, str]:
+    """The code and what was printed."""
+    out = io.StringIO()
+    console = Console(file=out, width=200, color_system=None)
+
+    def session(_: Console, command: str, single: bool, target: str, entry: tuple[str, ...]) -> Session:
+        return Session(console, command, single, target, FAKE)
+
+    monkeypatch.setattr("hybrid_strategy.cli.multirun.Session", session)
+    given = Arguments(Source((*BASE, *overrides)), None, True, ())
+    return run_sweep(given, lambda config, folder: None, "nowhere:nothing"), out.getvalue()
+
+
+def _result(name: str) -> dict[str, object]:
+    value: dict[str, object] = json.loads((Path("outputs/sweeps/s") / name / "result.json").read_text())
+    return value
+
+
+def test_every_end_has_its_cause_and_the_others_their_results(monkeypatch, tmp_path):
+    kinds = (fake.OK, fake.RAISES, fake.OUT_OF_MEMORY, fake.DIES, fake.REFUSES, fake.SAVES)
+    code, text = _sweep(monkeypatch, f"seed={','.join(map(str, kinds))}")
+    assert code == 5
+    states = {kind: _result(f"seed-{kind}")["state"] for kind in kinds}
+    assert states == dict(zip(kinds, ("ok", "failed", "oom", "failed", "failed", "preempted"), strict=True))
+    assert _result(f"seed-{fake.RAISES}")["reason"] == "rank 1: ValueError: made to fail"
+    assert "raise error" in str(_result(f"seed-{fake.RAISES}")["traceback"])
+    assert "made to fail" in (tmp_path / f"outputs/sweeps/s/seed-{fake.RAISES}/output.log").read_text()
+    assert _result(f"seed-{fake.DIES}")["reason"] == "rank 1: ended by SIGKILL (often: out of memory)"
+    assert _result(f"seed-{fake.REFUSES}")["reason"] == "rank 0: sharding is 'zero1': no."
+    assert "seed-101: failed" in text
+    assert "1 ok, 3 failed, 1 oom, 1 preempted" in text
+
+    code, text = _sweep(monkeypatch, f"seed={','.join(map(str, kinds))}")  # only what did not end well is run again
+    attempts = {kind: _result(f"seed-{kind}")["attempts"] for kind in kinds}
+    assert attempts == {kind: 1 if kind == fake.OK else 2 for kind in kinds}
+    assert _result(f"seed-{fake.SAVES}")["state"] == "ok"
+    assert "1 finished before" in text
+    rows = read_rows(Path(f"outputs/sweeps/s/seed-{fake.SAVES}"))
+    assert [row["step"] for row in rows] == ["0", "5", "7", "9"]
+    config = Path(f"outputs/sweeps/s/seed-{fake.SAVES}/config.yaml").read_text()
+    assert "preempted-step000007.ckpt" in config
+
+
+@pytest.mark.parametrize("kind", [fake.HANGS, fake.DEAF])
+def test_a_point_over_its_time_ends_and_the_next_one_runs(monkeypatch, kind):
+    monkeypatch.setattr("hybrid_strategy.sweeping.local._GRACE_SECONDS", 0.5)
+    code, text = _sweep(monkeypatch, f"seed={kind},{fake.OK}", "hydra.launcher.time=0.05")
+    assert code == 5
+    result = _result(f"seed-{kind}")
+    assert result["state"] == "timeout"
+    assert result["reason"] == "it did not end within 3 s; step 7"
+    assert _result(f"seed-{fake.OK}")["state"] == "ok"
+    assert "1 ok, 1 timeout" in text
+    assert not Path(f"/proc/{Path(f'outputs/sweeps/s/seed-{kind}/pid').read_text()}").exists()
+
+
+def test_nothing_of_a_distributed_process_reaches_a_point(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.setenv(name, "7")
+    before = dict(os.environ)
+    code, _ = _sweep(monkeypatch, "seed=100,108", 'hydra.launcher.environment={MINE: "a $b"}')
+    assert code == 0
+    assert dict(os.environ) == before
+    for name in ("seed-100", "seed-108"):
+        seen = json.loads((Path("outputs/sweeps/s") / name / "environment.json").read_text())
+        assert not {"RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID"} & set(seen)
+        assert seen["MINE"] == "a $b"
+
+
+def test_points_side_by_side_as_cores_allow(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(4)))
+    started = time.monotonic()
+    monkeypatch.setattr("hybrid_strategy.sweeping.local._GRACE_SECONDS", 0.2)
+    code, _ = _sweep(
+        monkeypatch,
+        f"seed={fake.HANGS}",
+        "optimizer.weight_decay=0.1,0.2",
+        "hydra.launcher.time=0.05",
+        "hydra.launcher.max_parallel=4",
+    )
+    assert code == 5
+    begun = [read_state(Path(f"outputs/sweeps/s/weight_decay-{value}")).started for value in ("0.1", "0.2")]
+    assert abs(begun[0] - begun[1]) < 1
+    assert time.monotonic() - started < 30
+
+
+def test_results_hold_every_point_and_every_skipped_one(monkeypatch):
+    code, text = _sweep(monkeypatch, "strategy.tensor_parallel_size=1,3", f"seed={fake.OK},{fake.RAISES}")
+    assert code == 5
+    assert "2 skipped" in text
+    results = json.loads(Path("outputs/sweeps/s/results.json").read_text())["results"]
+    assert [each["state"] for each in results] == ["ok", "failed", "skipped", "skipped"]
+    assert all("num_attention_heads" in each["reason"] for each in results[2:])
+    assert Path("outputs/sweeps/s/results.csv").read_text().count("\n") >= 5
+
+
+def test_a_sweep_without_a_valid_point_starts_nothing(monkeypatch):
+    with pytest.raises(ConfigError, match="none of 2 points can be run"):
+        _sweep(monkeypatch, "strategy.tensor_parallel_size=3,5")
+    assert not Path("outputs").exists()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "sed=1,2",
+        "seed=1,x",
+        "strategy=tp2,nope",
+        "trainer.max_steps=a,b",
+        "optimizer.name=adamw,adamq",
+        "strategy.sharding=zero1,zero9",
+    ],
+)
+def test_a_typo_in_any_value_stops_the_sweep_before_it_starts(monkeypatch, wrong):
+    with pytest.raises(ConfigError):
+        _sweep(monkeypatch, wrong)
+    assert not Path("outputs").exists()
+
+
+@pytest.mark.parametrize(
+    "wrong", ["hydra.launcher.tim=3", "hydra.launcher.time=soon", "hydra.launcher.max_parallel=x", "hydra.sweeper.tpo=3"]
+)
+def test_settings_of_launcher_and_sweeper_are_checked(monkeypatch, wrong, capsys):
+    try:
+        code, _ = _sweep(monkeypatch, "seed=1,2", wrong)
+    except ConfigError as error:
+        code = error.exit_code
+    assert code == 2
+    assert not Path("outputs").exists()
+
+
+def test_another_configuration_under_the_same_name_sets_the_earlier_run_aside(monkeypatch):
+    _sweep(monkeypatch, "seed=100,108")
+    code, _ = _sweep(monkeypatch, "seed=100,108", "trainer.max_steps=3")
+    assert code == 0
+    folders = sorted(each.name.partition("~")[0] for each in Path("outputs/sweeps/s").iterdir() if each.is_dir())
+    assert folders == ["seed-100", "seed-100", "seed-108", "seed-108"]
+
+
+def test_runs_are_named_grouped_and_tagged_by_point(monkeypatch):
+    _sweep(monkeypatch, "seed=100,108", "strategy.sharding=zero1")
+    text = Path("outputs/sweeps/s/seed-108/config.yaml").read_text()
+    for line in ("name: seed-108", "group: s", "- seed-108"):
+        assert line in text
+    assert text.count("resume: null") == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_running(tmp_path, number):
+    code = (
+        "import sys; from tests.sweeping.test_local import BASE, FAKE; from hybrid_strategy.cli import multirun\n"
+        "made = multirun.Session\n"
+        "multirun.Session = lambda console, command, single, target, entry: made(console, command, single, target, FAKE)\n"
+        "from hybrid_strategy.cli.main import main\n"
+        f"sys.exit(main(['train', '-m', *BASE, 'seed={fake.HANGS},100']))"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    pid = tmp_path / f"outputs/sweeps/s/seed-{fake.HANGS}/pid"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (pid.exists() and pid.read_text()):
+        time.sleep(0.05)
+    parent.send_signal(number)
+    assert parent.wait(timeout=15) == (130 if number == signal.SIGINT else -signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and Path(f"/proc/{pid.read_text()}").exists():
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid.read_text()}").exists()
+    if number == signal.SIGINT:
+        assert read_state(pid.parent).state == "pending"
+        assert not (tmp_path / "outputs/sweeps/s/.lock").exists()
