@@ -36,6 +36,16 @@ class Windows:
 
 
 @dataclass(frozen=True)
+class Purpose:
+    """Why something is sent: the axis, what it is, how its volume is counted and where that is from."""
+
+    axis: str
+    what: str
+    formula: str
+    source: str
+
+
+@dataclass(frozen=True)
 class Messages:
     """Makes the lines of one scenario; `rank` is the pipeline rank whose messages are counted."""
 
@@ -60,12 +70,23 @@ class Messages:
         """One activation of the hidden size over one micro-batch."""
         return self.scenario.tokens * self.scenario.shape.hidden_size * self.scenario.numerics.compute_bytes
 
-    def line(self, axis: str, what: str, collective: str, link: GroupLink, calls: float, payload: float, text: str) -> BillLine:
+    def line(self, purpose: Purpose, collective: str, link: GroupLink, calls: float, payload: float) -> BillLine:
         """One line, exposed in full until something hides it."""
-        sent = calls * sent_bytes(collective, payload, link.size)
         seconds = calls * link.seconds(collective, payload)
-        words, source = text.split(" | ")
-        return BillLine(axis, what, collective, link.size, link.level, calls, payload, sent, seconds, seconds, words, source)
+        return BillLine(
+            axis=purpose.axis,
+            what=purpose.what,
+            collective=collective,
+            group_size=link.size,
+            level=link.level,
+            calls=calls,
+            payload_bytes=payload,
+            sent_bytes=calls * sent_bytes(collective, payload, link.size),
+            seconds=seconds,
+            exposed_seconds=seconds,
+            formula=purpose.formula,
+            source=purpose.source,
+        )
 
     # -- inside a micro-batch -------------------------------------------------------------------------------------------
 
@@ -77,15 +98,11 @@ class Messages:
         again = 2 if scenario.layout.activation_checkpoint == "full" else 0
         ends = sum(stage in (0, scenario.layout.num_stages - 1) for stage in set(scenario.stages_of_rank[self.rank]))
         ends += 1 if scenario.layout.num_stages == 1 else 0
-        text = "(4 + 2 if recomputed) L m all-reduces of b s h elements | arXiv:2205.05198 section 4.2.1"
+        kinds = ("all_gather", "reduce_scatter") if scenario.layout.sequence_parallel else ("all_reduce",)
+        formula = f"(4 + 2 if recomputed) L m {' and '.join(kind.replace('_', '-') + 's' for kind in kinds)} of b s h elements"
+        purpose = Purpose("tensor_parallel", "activations", formula, "arXiv:2205.05198 section 4.2")
         calls = self.calls * ((4 + again) * self.layers + ends)
-        if not scenario.layout.sequence_parallel:
-            return [self.line("tensor_parallel", "activations", "all_reduce", link, calls, self.width_bytes, text)]
-        text = text.replace("all-reduces", "all-gathers and reduce-scatters")
-        return [
-            self.line("tensor_parallel", "activations", kind, link, calls, self.width_bytes, text)
-            for kind in ("all_gather", "reduce_scatter")
-        ]
+        return [self.line(purpose, kind, link, calls, self.width_bytes) for kind in kinds]
 
     def context_parallel(self) -> list[BillLine]:
         """Keys and values gathered in both passes, their gradients scattered."""
@@ -95,11 +112,13 @@ class Messages:
         shape, split = scenario.shape, scenario.layout.tensor_parallel_size
         pair = 2 * shape.kv_heads * shape.head_size / split * scenario.tokens * link.size * scenario.numerics.compute_bytes
         again = 1 if scenario.layout.activation_checkpoint == "full" else 0
-        text = "keys and values of s tokens, L m times | arXiv:2407.21783 section 3.3.2"
+        formula, source = "keys and values of s tokens, L m times", "arXiv:2407.21783 section 3.3.2"
+        forward = Purpose("context_parallel", "keys and values", formula, source)
+        backward = Purpose("context_parallel", "gradients of keys and values", formula, source)
         calls = self.calls * self.layers
         return [
-            self.line("context_parallel", "keys and values", "all_gather", link, calls * (2 + again), pair, text),
-            self.line("context_parallel", "gradients of keys and values", "reduce_scatter", link, calls, pair, text),
+            self.line(forward, "all_gather", link, calls * (2 + again), pair),
+            self.line(backward, "reduce_scatter", link, calls, pair),
         ]
 
     def pipeline_parallel(self) -> list[BillLine]:
@@ -108,10 +127,11 @@ class Messages:
         if link.size == 1:
             return []
         calls = self.calls * 2 * scenario.layout.stages_per_rank
-        text = "2 v m messages of b s h elements (/t under sequence parallelism) | arXiv:2104.04473 section 3.2"
+        formula = "2 v m messages of b s h elements (/t under sequence parallelism)"
+        purpose = Purpose("pipeline_parallel", "activations and gradients", formula, "arXiv:2104.04473 section 3.2")
         scattered = scenario.layout.tensor_parallel_size if scenario.stack.scatter_sends else 1
         payload = self.width_bytes / max(scenario.sequence_split, scattered)
-        line = self.line("pipeline_parallel", "activations and gradients", "send", link, calls, payload, text)
+        line = self.line(purpose, "send", link, calls, payload)
         return [replace(line, exposed_seconds=0.0)]
 
     # -- once a step, or gathered with each micro-batch -----------------------------------------------------------------
@@ -124,8 +144,9 @@ class Messages:
         if placed.replicas.size > 1:
             axis = "data_parallel_replicate" if placed.shards.size > 1 else "data_parallel"
             payload = parameters * numerics.reduce_bytes / placed.shards.size
-            text = "2 (n-1)/n g N | arXiv:1910.02054 section 7.1, arXiv:2304.11277 section 3.2.2"
-            lines.append(self.line(axis, "gradients", "all_reduce", placed.replicas, 1, payload, text))
+            source = "arXiv:1910.02054 section 7.1, arXiv:2304.11277 section 3.2.2"
+            purpose = Purpose(axis, "gradients", "2 (n-1)/n g N", source)
+            lines.append(self.line(purpose, "all_reduce", placed.replicas, 1, payload))
         return lines
 
     def _sharded(self, parameters: float) -> list[BillLine]:
@@ -135,11 +156,11 @@ class Messages:
         times = self.calls * units if third else 1
         weights, gradients = parameters * numerics.gather_bytes / units, parameters * numerics.reduce_bytes / units
         source = "arXiv:1910.02054 section 7.2"
-        gather = f"(n-1)/n w N{', twice a micro-batch' if third else ''} | {source}"
-        scatter = f"(n-1)/n g N{', once a micro-batch' if third else ''} | {source}"
+        gather = Purpose(axis, "weights", f"(n-1)/n w N{', twice a micro-batch' if third else ''}", source)
+        scatter = Purpose(axis, "gradients", f"(n-1)/n g N{', once a micro-batch' if third else ''}", source)
         return [
-            self.line(axis, "weights", "all_gather", link, times * (2 if third else 1), weights, gather),
-            self.line(axis, "gradients", "reduce_scatter", link, times, gradients, scatter),
+            self.line(gather, "all_gather", link, times * (2 if third else 1), weights),
+            self.line(scatter, "reduce_scatter", link, times, gradients),
         ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -83,4 +83,14 @@ def forecast(scenario: Scenario, play: bool = True) -> Forecast:
     (True, True)
     """
     model = StepModel(scenario)
-    return Forecast(scenario, likely_peak_ledger(scenario), model.step_time(play), model.bill)
+    step = model.step_time(play)
+    return Forecast(scenario, likely_peak_ledger(scenario), step, _with_sends(model.bill, step.pipeline_send_seconds))
+
+
+def _with_sends(bill: CommunicationBill, exposed: float) -> CommunicationBill:
+    """The bill with what playing the schedule showed of the pipeline's messages."""
+    lines = (
+        replace(line, exposed_seconds=min(exposed, line.seconds)) if line.axis == "pipeline_parallel" else line
+        for line in bill.lines
+    )
+    return CommunicationBill(tuple(lines))

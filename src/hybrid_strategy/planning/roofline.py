@@ -1,8 +1,7 @@
 """Seconds of a block, of the embedding and of the head on one rank, kernel by kernel.
 
 A product of m x k by k x n takes its FLOPs over what large products reach, plus the bytes it must read and write over the rate
-of the memory: small and thin products get slower by themselves. What lies between products is bytes only. A pass is never
-faster than the processor can launch its kernels.
+of the memory: small and thin products get slower by themselves. What lies between products is bytes only.
 """
 
 from __future__ import annotations
@@ -15,6 +14,9 @@ from hybrid_strategy.planning.scenario import Scenario
 
 _ATTENTION_BACKWARD = 2.5
 """FLOPs of fused attention's backward pass over its forward pass: five products for two (arXiv:2205.14135 section 3.1)."""
+
+OPERATORS_FRACTION = 0.45
+"""Share of the products that `selective` by operators repeats: every second one (torchtitan, per-op)."""
 
 
 @dataclass(frozen=True)
@@ -181,10 +183,6 @@ def head_efficiency(head_size: int) -> float:
     [0.86, 1.0, 1.09]
     """
     return head_size / (head_size + 24.0) / (128.0 / 152.0)
-
-
-OPERATORS_FRACTION = 0.45
-"""Share of the products that `selective` by operators repeats: every second one (torchtitan, per-op)."""
 
 
 def _forward_passes(scenario: Scenario) -> tuple[float, float, float]:
