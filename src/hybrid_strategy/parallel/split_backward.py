@@ -32,7 +32,10 @@ def backward_input(
     if not outputs or not inputs:
         return WeightWork(weights, [], outputs, list(gradients))
     filled = [torch.ones_like(out) if grad is None else grad for out, grad in zip(outputs, gradients, strict=True)]
-    _, groups = stage_backward_input(outputs, filled, inputs, iter(weights))
+    # torch detaches the outputs in place, which views do not allow: a Linear's output of three dimensions is one
+    with torch.enable_grad():
+        roots = [out.clone() if out._is_view() else out for out in outputs]
+    _, groups = stage_backward_input(roots, filled, inputs, iter(weights))
     return WeightWork(weights, groups, [], [])
 
 

@@ -163,12 +163,14 @@ class Comparison:
         """Returns the weight after the step in one process."""
         name = str(place.parameter)
         want, got = _value(self.reference.whole(name, WEIGHTS, place.step)), self.layout.whole(name, WEIGHTS, place.step)
-        noise.add_move(before, want)
+        noise.add_move(max(difference(before, want), _furthest(got, before)))
         allowed = noise.allowed + self.bounds.weight * _reach(want)
         apart, bound = _worst(got, want, allowed)
         self.tally.add(WEIGHTS, apart, bound)
         if not apart <= bound or not got.is_complete:
             self._miss(place, apart, bound, self._update_clue(got, want, before, allowed))
+        elif difference(before, want) > _TELLING * _reach(allowed):
+            self.tally.tell(place)
         self._compare_copies(place, got, want, (bound, _reach(want)))
         return want
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hybrid_strategy.parity.records import difference
-
 _AMPLIFIED = 4.0
 """Adam's step is m / sqrt(v): both carry the gradients' difference, over several steps."""
 
@@ -21,8 +19,8 @@ class Noise:
     """What differences of gradients explain of differences of one weight tensor, element by element.
 
     An optimizer may blow up a small difference where gradients are small (Adam divides by their size), but it hardly moves a
-    weight further than it moves the others of the tensor. So an element may be off by the tensor's largest move times the
-    relative difference of its gradient, at most twice that move: the step taken the other way.
+    weight further than it moves the others of the tensor. So an element may be off by the tensor's largest move, in either run,
+    times the relative difference of its gradient, at most twice that move: the step taken the other way.
     """
 
     apart: Tensor
@@ -43,8 +41,8 @@ class Noise:
         self.power += want.double().square()
         self.steps += 1
 
-    def add_move(self, before: Tensor, after: Tensor) -> None:
-        """The weights before and after that step, in one process."""
+    def add_move(self, move: float) -> None:
+        """How far the optimizer then moved the weight that it moved most."""
         usual = (self.power / max(self.steps, 1)).sqrt()
         share = torch.where(self.apart > 0, _AMPLIFIED * self.apart / usual, torch.zeros_like(usual)).clamp(max=2.0)
-        self.allowed += difference(before, after) * (share + _ROUNDED)
+        self.allowed += move * (share + _ROUNDED)
