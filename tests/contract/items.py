@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -15,7 +15,7 @@ from tests.contract.models import quiet
 from tests.contract.same import RELATIVE, differences
 from tests.support.ranks import run_ranks
 
-MODULES = ("logging", "hook_logging")
+MODULES = ("logging", "hook_logging", "evaluation")
 """One file of items a point of the contract, `tests/contract/<name>_items.py`."""
 
 
@@ -26,7 +26,8 @@ class Item:
     Attributes:
         point: its number in the contract.
         run: runs it in a layout, on every rank; the second argument is a folder that all ranks share. The keys of what it
-            returns are compared on every rank, those under `rank_zero` on rank 0 only.
+            returns are compared on every rank, those under `rank_zero` on rank 0 only,
+            those under `by_row` on the rank that has the row.
         refused: layout name -> words of the error that refuses it; explained in docs/limits.md.
         relative: tolerance of numbers.
     """
@@ -82,7 +83,22 @@ def compare(name: str, layout_name: str) -> tuple[str, list[str]]:
     for rank, (_, record) in enumerate(answers):
         wanted = dict(reference(name))
         record = dict(record)
+        wanted.pop("by_row", None), record.pop("by_row", None)
         if rank > 0:
             wanted.pop("rank_zero", None), record.pop("rank_zero", None)
         wrong += [f"rank {rank}: {each}" for each in differences(wanted, record, item.relative)]
+    wrong += list(
+        _rows_differ(reference(name).get("by_row", {}), [record.get("by_row", {}) for _, record in answers], item.relative)
+    )
     return ("different", wrong) if wrong else ("same", [])
+
+
+def _rows_differ(wanted: dict[str, Any], parts: list[dict[str, Any]], relative: float) -> Iterator[str]:
+    """Each rank has some of the rows, all of them together have all."""
+    for rank, part in enumerate(parts):
+        yield from (
+            f"rank {rank}: {each}" for each in differences({key: wanted.get(key) for key in part}, part, relative, "rows")
+        )
+    lost = wanted.keys() - {key for part in parts for key in part}
+    if lost:
+        yield f"no rank saw {sorted(lost)[:5]}"

@@ -31,6 +31,7 @@ __all__ = [
     "ready_to_step",
     "reset_seed",
     "set_rank_zero",
+    "stored_predictions",
     "sync_tensor",
 ]
 
@@ -75,3 +76,8 @@ def set_rank_zero(rank: int) -> None:
 def ready_to_step(trainer: pl.Trainer) -> bool:
     """Does the optimizer step after this batch, or are gradients accumulated further?"""
     return not trainer.fit_loop._should_accumulate()
+
+
+def stored_predictions(trainer: pl.Trainer) -> list[list[Any]]:
+    """What `trainer.predict` is about to return, a list of batches for each loader."""
+    return trainer.predict_loop._predictions

@@ -33,6 +33,7 @@ from hybrid_strategy.spec.parallel_plan import ParallelPlan
 from hybrid_strategy.strategy import _lightning
 from hybrid_strategy.strategy.checkpointing import StateKeeper
 from hybrid_strategy.strategy.data_position import go_on
+from hybrid_strategy.strategy.made_before import MadeBefore, recall, remember
 from hybrid_strategy.strategy.manual import check_manual_optimization
 from hybrid_strategy.strategy.options import make_options
 from hybrid_strategy.strategy.precision import adapt_precision
@@ -209,8 +210,8 @@ class HybridParallelStrategy(ParallelStrategy):
         _lightning.leave_samplers_alone(trainer)
         module = self._user_module()
         if self._made_of is not module:
-            self.precision_plugin.convert_module(module)  # in place; what `configure_model` built is of this type already
-            self._parallelize(module)
+            before = recall(module, self.layout, self.options.stage_cuts)
+            self._parallelize(module) if before is None else self._go_on_with(module, before)
         self.engine.attach(trainer)
         self.model = module
         if trainer.state.fn == TrainerFn.FITTING:
@@ -222,6 +223,7 @@ class HybridParallelStrategy(ParallelStrategy):
         self.barrier()
 
     def _parallelize(self, module: pl.LightningModule) -> None:
+        self.precision_plugin.convert_module(module)  # in place; what `configure_model` built is of this type already
         target = find_target(module, self.options.module)
         plan = find_plan(module, target, self.options.parallel_plan)
         self._made = parallelize(
@@ -234,10 +236,19 @@ class HybridParallelStrategy(ParallelStrategy):
             stage_cuts=self.options.stage_cuts,
         )
         seed_rank(self.layout, self.groups.coordinate, run_seed(self.options.seed))
+        remember(module, self._made, self.groups, self.options.stage_cuts)
+        self._make_engine(module, plan)
+
+    def _go_on_with(self, module: pl.LightningModule, before: MadeBefore) -> None:
+        """The module was parallelised by an earlier Trainer of this process."""
+        self._made, self._groups = before.made, before.groups
+        self._make_engine(module, find_plan(module, find_target(module, self.options.module), self.options.parallel_plan))
+
+    def _make_engine(self, module: pl.LightningModule, plan: ParallelPlan) -> None:
         size = self.layout.pipeline_parallel_size
         self._engine = StepEngine(
             module,
-            self._made,
+            self.made,
             self.groups,
             lambda rows: self.options.microbatches_of(rows, size),
             {**plan.batch_dims, **getattr(module, "batch_dims", {})},
@@ -402,6 +413,8 @@ class HybridParallelStrategy(ParallelStrategy):
     def teardown(self) -> None:
         assert self.cluster_environment is not None  # set by the Trainer before
         assert self.accelerator is not None
+        if self._engine is not None:
+            self._engine.release()
         self.cluster_environment.teardown()
         self.precision_plugin.teardown()
         self.accelerator.teardown()

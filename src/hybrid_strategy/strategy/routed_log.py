@@ -44,6 +44,7 @@ class LogRouter:
 
     def attach(self, trainer: pl.Trainer, rows_of: Callable[[Any], float]) -> None:
         """Routes what `trainer` logs; `rows_of(batch)` are the samples of a batch that count on this rank."""
+        self.metrics.attach()
         store.tap_results(trainer, self._tap)
         if self._groups.layout.world_size == 1:
             return

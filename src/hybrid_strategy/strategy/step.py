@@ -87,6 +87,11 @@ class StepEngine:
         """Routes what `trainer` logs from now on."""
         self.router.attach(trainer, self.rows_of)
 
+    def release(self) -> None:
+        """Gives the module back: nothing of it is watched any more."""
+        self.router.metrics.release()
+        self._last_batch = (None, 0.0)
+
     def rows_of(self, batch: Any) -> float:
         """Samples of a batch that count on this rank."""
         last, rows = self._last_batch

@@ -53,30 +53,39 @@ class StepMetrics:
     def __init__(self, module: nn.Module, groups: Groups, last_stage_rank: int) -> None:
         self._metrics = [each for each in module.modules() if isinstance(each, Metric)]
         self._groups, self._last_stage_rank = groups, last_stage_rank
+        self._gather = _DataGather(groups.data)
         self._twins = {id(each): copy.deepcopy(each) for each in self._metrics}
         self._forwarded: set[int] = set()
         self._in_step = False
-        gather = _DataGather(groups.data)
-        for metric in (*self._metrics, *self._twins.values()):
-            if metric.dist_sync_fn is None and metric.process_group is None:
-                metric.dist_sync_fn = gather
-        if groups.upward is not None:
-            for metric in self._metrics:
-                vars(metric)["compute"] = partial(self._compute, metric, metric.compute)
+        for twin in self._twins.values():
+            self._share_state(twin)
+
+    def attach(self) -> None:
+        """From now on the metrics are those of the whole run."""
+        for metric in self._metrics:
+            self._share_state(metric)
+            own = vars(metric)["compute"]
+            if self._groups.upward is not None and not isinstance(own, partial):
+                vars(metric)["compute"] = partial(self._compute, metric, own)
+
+    def release(self) -> None:
+        """Gives the metrics back as they were."""
+        for metric in self._metrics:
+            own = vars(metric)["compute"]
+            if isinstance(own, partial):
+                vars(metric)["compute"] = own.args[1]
+            if isinstance(metric.dist_sync_fn, _DataGather):
+                metric.dist_sync_fn = None
+
+    def _share_state(self, metric: Metric) -> None:
+        """Where the user has not said over which processes a metric is synchronised, it is over the data-parallel ranks."""
+        if metric.dist_sync_fn is None and metric.process_group is None:
+            metric.dist_sync_fn = self._gather
 
     @property
     def present(self) -> bool:
         """Has the module any metric object?"""
         return bool(self._metrics)
-
-    def release(self) -> None:
-        """Gives the metrics back as they were."""
-        for metric in self._metrics:
-            own = vars(metric).get("compute")
-            if isinstance(own, partial):
-                vars(metric)["compute"] = own.args[1]
-            if isinstance(metric.dist_sync_fn, _DataGather):
-                metric.dist_sync_fn = None
 
     def begin(self) -> None:
         """A step begins."""

@@ -1,0 +1,66 @@
+"""Modules that an earlier Trainer of this process has parallelised: a second Trainer goes on with what is there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import lightning.pytorch as pl
+import torch.distributed as dist
+
+from hybrid_strategy.distributed.groups import Groups
+from hybrid_strategy.errors import ModelError, message
+from hybrid_strategy.parallelize import Parallelized
+from hybrid_strategy.spec.layout import Layout
+
+
+@dataclass(frozen=True)
+class MadeBefore:
+    """What `parallelize` made of a module, and where."""
+
+    made: Parallelized
+    groups: Groups
+    stage_cuts: tuple[int, ...] | None
+    world: Any
+
+
+_modules: WeakKeyDictionary[pl.LightningModule, MadeBefore] = WeakKeyDictionary()
+
+
+def remember(module: pl.LightningModule, made: Parallelized, groups: Groups, stage_cuts: tuple[int, ...] | None) -> None:
+    """Keeps in mind that `module` is parallelised."""
+    _modules[module] = MadeBefore(made, groups, stage_cuts, _world())
+
+
+def recall(module: pl.LightningModule, layout: Layout, stage_cuts: tuple[int, ...] | None) -> MadeBefore | None:
+    """What was made of `module`, or `None` where it is untouched.
+
+    Raises:
+        ModelError: it was made for another layout, or for processes that have been joined anew since.
+    """
+    before = _modules.get(module)
+    if before is None:
+        return None
+    now, then = _described(layout, stage_cuts), _described(before.groups.layout, before.stage_cuts)
+    if now != then:
+        raise ModelError(_refusal(module, f"it was {then}, now it is {now}"))
+    if before.world is not _world():
+        raise ModelError(_refusal(module, "the process group has been made anew since"))
+    return before
+
+
+def _world() -> Any:
+    return dist.group.WORLD if dist.is_initialized() else None
+
+
+def _described(layout: Layout, stage_cuts: tuple[int, ...] | None) -> str:
+    cuts = "" if stage_cuts is None else f", stage_cuts={stage_cuts}"
+    pipeline = f", {layout.schedule}, {layout.stages_per_rank} stages a rank" if layout.pipeline_parallel_size > 1 else ""
+    return f"{layout.name}{pipeline}{cuts}"
+
+
+def _refusal(module: pl.LightningModule, numbers: str) -> str:
+    rule = "an earlier Trainer has split it for other settings"
+    advice = "Give the same settings to every Trainer, or build the module anew and load a checkpoint"
+    return message("the module", type(module).__name__, rule, numbers, advice)
