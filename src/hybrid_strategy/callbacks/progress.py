@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any
@@ -14,6 +15,7 @@ from hybrid_strategy.callbacks.throughput import Throughput
 from hybrid_strategy.units import format_bytes, format_seconds
 
 _BAR_CELLS = 20
+_ERASE = "\r\x1b[2K"
 
 
 class PrepareProgress:
@@ -28,7 +30,7 @@ class PrepareProgress:
             return
         self._phase, self._shown_at = phase, now
         share = min(1.0, done_bytes / total_bytes) if total_bytes else 1.0
-        start, end = ("\r\x1b[2K", "\n" if finished else "") if live else ("", "\n")
+        start, end = (_ERASE, "\n" if finished else "") if live else ("", "\n")
         sys.stdout.write(f"{start}preparing text: {phase} {share:.0%} of {format_bytes(total_bytes)}{end}")
         sys.stdout.flush()
 
@@ -57,8 +59,10 @@ class ProgressLine(ProgressBar):
         self._enabled = False
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Text above the line."""
-        self._end_line()
+        """Text in place of the line, which comes again below it."""
+        if self._open:
+            sys.stdout.write(_ERASE)
+            self._open = False
         sys.stdout.write(kwargs.get("sep", " ").join(map(str, args)) + "\n")
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -122,7 +126,7 @@ class ProgressLine(ProgressBar):
             return
         self._shown_at = now
         if live:
-            sys.stdout.write(f"\r\x1b[2K{text}")
+            sys.stdout.write(f"{_ERASE}{text[: _columns() - 1]}")
             self._open = True
         else:
             sys.stdout.write(text + "\n")
@@ -133,3 +137,11 @@ class ProgressLine(ProgressBar):
             sys.stdout.write("\n")
             sys.stdout.flush()
             self._open = False
+
+
+def _columns() -> int:
+    """Width of the terminal; a longer line would wrap and could not be rewritten."""
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 1000
