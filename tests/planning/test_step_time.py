@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybrid_strategy.planning.forecast import forecast
+from hybrid_strategy.planning.numerics import NUMERICS
 from hybrid_strategy.planning.scenario import Scenario
 from hybrid_strategy.planning.stacks import COMPILED, EAGER, ENGINE, FUSED
 from hybrid_strategy.planning.step_time import StepModel
@@ -107,3 +108,12 @@ def test_utilisation_counts_recomputation_only_in_hfu() -> None:
     values = found.to_dict()
     assert values["mfu"] == found.mfu
     assert values["memory"]["total_bytes"] == found.ledger.total_bytes
+
+
+def test_full_precision_has_its_own_peak() -> None:
+    half = forecast(scenario(Layout(), micro_batch=4))
+    full = forecast(scenario(Layout(), micro_batch=4, numerics=NUMERICS["fp32"]))
+    assert full.step_seconds > 8 * half.step_seconds
+    assert 0.3 < full.mfu < 1
+    cpu = replace(NODES, peak_fp32_flops=0.0)
+    assert forecast(scenario(Layout(), cluster=cpu, numerics=NUMERICS["fp32"])).step_seconds < 2 * half.step_seconds

@@ -8,6 +8,7 @@ from typing import Any
 
 from hybrid_strategy.planning.flops import FlopConvention, flops_utilization, training_flops_per_token
 from hybrid_strategy.planning.memory import likely_peak_ledger
+from hybrid_strategy.planning.roofline import peak_flops
 from hybrid_strategy.planning.scenario import Scenario
 from hybrid_strategy.planning.step_time import StepModel, StepTime
 from hybrid_strategy.spec.bill import CommunicationBill
@@ -48,7 +49,8 @@ class Forecast:
 
     def _utilisation(self, convention: FlopConvention) -> float:
         cluster = self.scenario.cluster
-        peak = cluster.peak_fp8_flops if self.scenario.numerics.fp8 and cluster.peak_fp8_flops else cluster.peak_flops
+        eight_bit = self.scenario.numerics.fp8 and cluster.peak_fp8_flops > 0
+        peak = cluster.peak_fp8_flops if eight_bit else peak_flops(self.scenario)
         flops = training_flops_per_token(self.scenario.shape, convention)
         return flops_utilization(flops, self.tokens_per_second_per_gpu, peak)
 

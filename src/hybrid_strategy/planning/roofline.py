@@ -55,8 +55,8 @@ class Roofline:
 
     @cached_property
     def _matmul_rate(self) -> float:
-        cluster, kernels = self.scenario.cluster, self.scenario.cluster.kernels
-        return cluster.peak_flops * kernels.matmul_efficiency * self.scenario.stack.efficiency
+        kernels = self.scenario.cluster.kernels
+        return peak_flops(self.scenario) * kernels.matmul_efficiency * self.scenario.stack.efficiency
 
     @cached_property
     def _block_matmul_rate(self) -> float:
@@ -107,7 +107,7 @@ class Roofline:
         flops = attention_score_flops(scenario.shape, scenario.tokens) / split
         if stack.flash_attention:
             reached = scenario.cluster.kernels.attention_efficiency * head_efficiency(scenario.shape.head_size)
-            rate = scenario.cluster.peak_flops * reached * stack.efficiency
+            rate = peak_flops(scenario) * reached * stack.efficiency
             return 0.5 * flops / rate, 0.5 * flops * _ATTENTION_BACKWARD / rate
         scores = scenario.tokens * scenario.shape.sequence_length * scenario.shape.num_attention_heads / split
         moved_forward, moved_backward = (13.0, 20.0) if stack.dropout else (8.0, 12.0)
@@ -172,6 +172,13 @@ class Roofline:
         states = 2 * ((numerics.master_bytes or numerics.parameter_bytes) + numerics.moment_bytes)
         moved = states + 2 * numerics.gradient_bytes + (numerics.parameter_bytes if numerics.master_bytes else 0)
         return self.stream_seconds(parameters * moved * self.scenario.stack.optimizer_passes)
+
+
+def peak_flops(scenario: Scenario) -> float:
+    """Peak of the type that activations have, FLOP/s of one GPU."""
+    cluster = scenario.cluster
+    wide = scenario.numerics.compute_bytes >= 4
+    return (cluster.peak_fp32_flops or cluster.peak_flops) if wide else cluster.peak_flops
 
 
 def head_efficiency(head_size: int) -> float:

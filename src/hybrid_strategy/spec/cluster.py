@@ -68,6 +68,7 @@ class ClusterSpec:
         memory_bytes: memory of one GPU as the driver reports it.
         peak_flops: dense 16-bit matrix products, FLOP/s (data sheet, without sparsity).
         peak_fp8_flops: dense 8-bit matrix products, FLOP/s; 0: none.
+        peak_fp32_flops: 32-bit matrix products without reduced precision, FLOP/s; 0: as fast as in 16 bit (a processor).
         memory_bytes_per_second: rate of the GPU's memory (data sheet).
         intra_node: links inside a node.
         inter_node: links between nodes: this GPU's share of the node's network cards.
@@ -85,6 +86,7 @@ class ClusterSpec:
     memory_bytes: float = 85.0e9
     peak_flops: float = 312e12
     peak_fp8_flops: float = 0.0
+    peak_fp32_flops: float = 19.5e12
     memory_bytes_per_second: float = 2.039e12
     intra_node: LinkSpec = field(default_factory=lambda: LinkSpec(300e9))
     inter_node: LinkSpec = field(default_factory=lambda: LinkSpec(25e9, latency_seconds=10e-6))
