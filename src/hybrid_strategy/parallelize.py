@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.errors import ModelError, message
@@ -19,7 +20,7 @@ from hybrid_strategy.parallel.materialise import Initialiser, check_buffers
 from hybrid_strategy.parallel.names import Describe, Names, StageCut
 from hybrid_strategy.parallel.parameters import Slot, collect_slots
 from hybrid_strategy.parallel.sharding._base import Sharding
-from hybrid_strategy.parallel.stages import StageContext, cut_model, find_units, put_gates
+from hybrid_strategy.parallel.stages import StageContext, cut_model, find_units, put_gates, tied_places
 from hybrid_strategy.parallel.tensor.apply import TensorShard, apply_tensor_parallel
 from hybrid_strategy.parallel.tensor.check import assign_styles
 from hybrid_strategy.planning.balance import cut_units, parameter_costs
@@ -79,6 +80,7 @@ def parallelize(
     """
     root = module.get_submodule(target) if target else module
     shapes = {name: tuple(each.shape) for name, each in module.named_parameters()}
+    refuse_own_parallelism(module)
     prefix = f"{target}." if target else ""
     agree_on_values(module)
     initialiser = Initialiser(root, seed)
@@ -99,6 +101,7 @@ def parallelize(
         groups.make_group_among(holders)
     describe = Describe(groups, {f"{prefix}{name}": shard for name, shard in shards.items()}, names)
     slots = collect_slots(module, describe, names.first, names.holders)
+    _show_tied_in_ghosts(root, slots)
     _to_device(module, device)
     sharding = _shard(root, plan, units, absent, slots, groups, device)
     for slot in slots:
@@ -110,6 +113,27 @@ def parallelize(
     made = Parallelized(slots, sharding, context, units, bounds, counts, shapes)
     made.stage_slots = _stage_slots(root, made)
     return made
+
+
+def _show_tied_in_ghosts(root: nn.Module, slots: Sequence[Slot]) -> None:
+    by_parameter = {id(slot.parameter): slot for slot in slots}
+    for ghost, attribute, parameter in tied_places(root):
+        by_parameter[id(parameter)].places.append((ghost, attribute))
+
+
+def refuse_own_parallelism(module: nn.Module) -> None:
+    """Refuses a module that has parallelised itself: its gradients are reduced by hooks that a schedule cannot steer.
+
+    Raises:
+        ModelError: a parameter is a DTensor.
+    """
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, DTensor):
+            rule = "a module that parallelises itself with DTensor or fully_shard cannot be parallelised again"
+            advice = (
+                "Leave that out of configure_model and give the module parallel_plan(), or use Lightning's ModelParallelStrategy"
+            )
+            raise ModelError(message("module", name, rule, f"its placements are {parameter.placements}", advice))
 
 
 def agree_on_values(module: nn.Module) -> None:
