@@ -58,7 +58,7 @@ def run_app(arguments: Arguments, point: Point, session: Session | None = None) 
 def _call_hydra(arguments: Arguments, task: Callable[[DictConfig], None]) -> None:
     register()
     source = arguments.source
-    flags = [*arguments.hydra_flags, *(["--multirun"] if arguments.multirun else [])]
+    flags = [*arguments.hydra_flags, *(["--multirun"] if arguments.multirun and not arguments.hydra_flags else [])]
     if source.config_dir is not None:
         flags += ["--config-dir", source.config_dir]
     argv = sys.argv

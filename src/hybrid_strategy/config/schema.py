@@ -34,6 +34,7 @@ def register() -> None:
 
     OmegaConf.register_new_resolver("hybrid_run_dir", run_dir, replace=True)
     OmegaConf.register_new_resolver("hybrid_sweep_dir", sweep_dir, replace=True)
+    OmegaConf.register_new_resolver("hybrid_quotient", lambda number, divisor: int(number) // int(divisor), replace=True)
 
 
 def read(config: DictConfig, run_dir: str | None = None) -> RunConfig:

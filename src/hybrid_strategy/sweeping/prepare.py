@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,15 @@ from hybrid_strategy.config.plan import RunPlan, plan_of
 from hybrid_strategy.config.schema import read
 from hybrid_strategy.config.settings import ClusterSettings, RunConfig
 from hybrid_strategy.config.targets import BY_TARGET, WandbSettings
+from hybrid_strategy.config.world import visible_gpus
 from hybrid_strategy.errors import LayoutError, ModelError
 from hybrid_strategy.sweeping.layouts import Skipped, check_values
 from hybrid_strategy.sweeping.naming import tags, unique
 from hybrid_strategy.sweeping.points import Point, Resources, digest_of
 from hybrid_strategy.sweeping.session import Session, key_of
+
+_SOMEWHERE = "/-the-folder-of-the-run-/"
+"""Stands for a point's folder until it has a name."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Composed:
     overrides: tuple[str, ...]
     swept: Mapping[str, str]
     number: int
-    config: DictConfig
+    config: RunConfig
     planned: RunPlan
     launcher: Mapping[str, Any]
 
@@ -84,28 +88,39 @@ def _compose(batch: Batch, overrides: tuple[str, ...], number: int, common: Set[
         config = batch.loader.load_sweep_config(batch.master, list(overrides))
         with read_write(config), open_dict(config):
             config.hydra.job.num, config.hydra.job.id = number, str(number)
-        with _hydra(config, ""):
+        with _hydra(config):
             launcher = OmegaConf.to_container(config.hydra.launcher, resolve=True)
-            settings = on_machines(read(config, "<run>"))
+            settings = on_machines(read(config, _SOMEWHERE))
     except HYDRA_ERRORS as error:
         raise explained(error) from error
     for axis in ("sharding", "activation_checkpoint", "schedule"):
         check_values(axis, (getattr(settings.strategy, axis),))
     try:
         planned = plan_of(settings)
+        reason = _not_here(settings, planned)
     except (LayoutError, ModelError) as error:
+        reason = str(error)
+    if reason:
         name = ", ".join(f"{key.lstrip('+')}={value}" for key, value in swept.items()) or f"point{number}"
-        return Skipped(name, "refused", str(error), dict(swept))
+        return Skipped(name, "refused", reason, dict(swept))
     assert isinstance(launcher, dict)
-    return Composed(overrides, swept, number, config, planned, {str(key): value for key, value in launcher.items()})
+    return Composed(overrides, swept, number, settings, planned, {str(key): value for key, value in launcher.items()})
+
+
+def _not_here(config: RunConfig, planned: RunPlan) -> str:
+    """A point that a single run would put on the CPU, for want of GPUs, is no point beside others on GPUs."""
+    world, gpus = planned.world, visible_gpus()
+    if config.cluster.name != "local" or config.trainer.accelerator == "cpu" or not gpus or world.accelerator != "cpu":
+        return ""
+    return f"it needs {world.size} GPUs, and there are {gpus} here. Set trainer.accelerator=cpu to run all points on the CPU."
 
 
 @contextmanager
-def _hydra(config: DictConfig, output_dir: str) -> Iterator[None]:
+def _hydra(config: DictConfig) -> Iterator[None]:
     """What `${hydra:...}` looks at while a point is resolved."""
     before = HydraConfig.instance().cfg
     with read_write(config.hydra.runtime), open_dict(config.hydra.runtime):
-        config.hydra.runtime.output_dir = output_dir or os.getcwd()
+        config.hydra.runtime.output_dir = _SOMEWHERE
     HydraConfig.instance().set_config(config)
     try:
         yield
@@ -115,8 +130,7 @@ def _hydra(config: DictConfig, output_dir: str) -> Iterator[None]:
 
 def _ready(composed: Composed, name: str, session: Session, sweep: Path) -> Ready:
     folder = sweep if session.single else sweep / name
-    with _hydra(composed.config, str(folder)):
-        config = _decided(read(composed.config, str(folder)), composed.planned)
+    config = _decided(_moved(composed.config, str(folder)), composed.planned)
     words = tags(composed.swept, composed.planned.plan)
     digest = digest_of(config, folder)
     wandb_id = os.urandom(4).hex()
@@ -160,6 +174,21 @@ def on_machines(config: RunConfig) -> RunConfig:
         return config
     made: ClusterSettings = replace(cluster, num_nodes=max(1, nodes), devices=cluster.gpus_per_node if nodes else rest)
     return replace(config, cluster=made)
+
+
+def _moved(config: RunConfig, folder: str) -> RunConfig:
+    """The configuration in its own folder, which is known only after the plan; composing it again would take as long again."""
+
+    def move(value: Any) -> Any:
+        if isinstance(value, str):
+            return value.replace(_SOMEWHERE, folder)
+        if isinstance(value, Mapping):
+            return {key: move(each) for key, each in value.items()}
+        return type(value)(map(move, value)) if isinstance(value, (list, tuple)) else value
+
+    values = {each.name: getattr(config, each.name) for each in fields(config)}
+    moved = {name: move(value) for name, value in values.items() if isinstance(value, (str, Mapping, tuple))}
+    return replace(config, **moved, paths=replace(config.paths, **move(vars(config.paths))))
 
 
 def _decided(config: RunConfig, planned: RunPlan) -> RunConfig:

@@ -1,0 +1,120 @@
+"""The sweeps that come with the package: what points they have, what they hold fixed, that the command line wins."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from hybrid_strategy.cli.arguments import Arguments
+from hybrid_strategy.cli.multirun import run_sweep
+from hybrid_strategy.config.compose import Source
+from hybrid_strategy.config.folders import shipped_folder
+from hybrid_strategy.sweeping.points import Point
+from hybrid_strategy.sweeping.session import Session
+
+SWEEPS = sorted(path.stem for path in shipped_folder("sweeps").glob("*.yaml"))
+TINY = ("model=llama_tiny", "trainer.accelerator=cpu")
+
+
+class _Nothing:
+    """A runner that runs nothing."""
+
+    def run(self, points: object, tick: object) -> None:
+        pass
+
+    def alive(self, point: Point) -> bool:
+        return False
+
+
+@pytest.fixture
+def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Points by name, as they would be run, and what is printed above the table."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(
+        __import__("hybrid_strategy.sweeping.launchers", fromlist=["RUNNERS"]).RUNNERS, "local", lambda *_: _Nothing()
+    )
+    kept: list[Session] = []
+
+    def session(_: Console, *arguments: object) -> Session:
+        kept.append(Session(Console(file=io.StringIO(), width=200), *arguments))  # type: ignore[arg-type]
+        return kept[-1]
+
+    monkeypatch.setattr("hybrid_strategy.cli.multirun.Session", session)
+
+    def made(*overrides: str) -> tuple[dict[str, Point], str]:
+        run_sweep(Arguments(Source((*TINY, *overrides)), None, False, ()), lambda config, folder: None, "x:y")
+        return {point.name: point for point in kept[-1].points}, kept[-1].console.file.getvalue()  # type: ignore[attr-defined]
+
+    return made
+
+
+def test_there_are_those_that_are_promised():
+    assert SWEEPS == ["checkpointing", "learning_rate_scaling", "microbatches", "parallel_sizes", "scaling"]
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_tokens_a_step_order_and_first_values_are_held_fixed_unless_swept(points, name):
+    found, text = points(f"sweeps={name}", "cluster.devices=2" if name == "parallel_sizes" else "seed=7")
+    assert len(found) > 2
+    swept = {key for point in found.values() for key in point.swept}
+    for fact, key in (
+        ("tokens_per_step", "data.global_batch_size"),
+        ("seed", "seed"),
+        ("learning_rate", "learning_rate.scaling"),
+    ):
+        values = {point.facts[fact] for point in found.values()}
+        assert len(values) == 1 or any(each.endswith(key) for each in swept), (fact, values)
+    assert "held fixed: " in text
+    assert f"sweep {name}: {len(found)} points" in text
+
+
+def test_parallel_sizes_are_the_layouts_of_the_world(points):
+    found, _ = points("sweeps=parallel_sizes", "cluster.devices=2")
+    assert sorted(found) == ["dp2", "dp2_zero1", "dp2_zero2", "dp2_zero3", "pp2", "tp2"]
+    found, text = points(
+        "sweeps=parallel_sizes", "cluster.devices=4", "strategy.sharding=zero1", "strategy.tensor_parallel_size=1,2,4"
+    )
+    assert sorted(found) == ["dp2_pp2_zero1", "dp2_tp2_zero1", "dp4_zero1", "pp4_zero1", "tp2_pp2_zero1"]
+    assert "num_key_value_heads" in text
+
+
+def test_parallel_sizes_of_a_described_cluster_are_pruned_and_the_best_taken(points):
+    cluster = ("sweeps=parallel_sizes", "cluster=h100_sxm", "cluster.num_nodes=2", "model=llama3_8b", "data.global_batch_size=64")
+    everything, _ = points(*cluster, "hydra.sweeper.prune=false")
+    found, text = points(*cluster, "strategy.activation_checkpoint=full")
+    assert 0 < len(found) < len(everything)
+    assert "skipped" in text
+    best, _ = points(*cluster, "strategy.activation_checkpoint=full", "hydra.sweeper.top=2")
+    assert len(best) == 2
+    assert set(best) <= set(found)
+    assert all(point.facts["forecast_tokens_per_second"] > 0 for point in best.values())
+    assert {point.resources.world_size for point in found.values()} == {16}
+
+
+def test_rates_scale_from_the_baseline(points):
+    found, _ = points("sweeps=learning_rate_scaling")
+    assert len(found) == 30
+    rates = {name: point.facts["learning_rate"] for name, point in found.items()}
+    assert rates["bs32_none_lr0.001"] == rates["bs256_none_lr0.001"] == 1e-3
+    assert rates["bs256_linear_lr0.001"] == pytest.approx(8e-3)
+    assert rates["bs256_sqrt_lr0.001"] == pytest.approx(1e-3 * 8**0.5)
+    samples = {point.facts["max_steps"] * point.facts["global_batch_size"] for point in found.values()}
+    assert samples == {12800}
+
+
+def test_a_point_of_a_sweep_can_be_overridden(points):
+    found, _ = points("sweeps=learning_rate_scaling", "optimizer.learning_rate=2e-3", "data.global_batch_size=64")
+    assert sorted(found) == ["linear", "none", "sqrt"]
+    found, _ = points("sweeps=microbatches", "strategy.schedule=GPipe", "strategy.num_microbatches=4,8", "name=mine")
+    assert sorted(found) == ["m4", "m8"]
+    assert next(iter(found.values())).folder.parent.name == "mine"
+
+
+def test_scaling_takes_the_nodes_that_its_ranks_need(points):
+    cluster = ("cluster=h100_sxm", "strategy.data_parallel_size=1,4,8,32", "data.global_batch_size=64")
+    found, _ = points("sweeps=scaling", *cluster)
+    shapes = [(point.resources.nodes, point.resources.tasks_per_node) for point in found.values()]
+    assert shapes == [(1, 1), (1, 4), (1, 8), (4, 8)]
