@@ -40,4 +40,4 @@ format: install ## puts the code into its form
 	$(BIN)/ruff check --fix .
 
 contract: install ## Lightning's promises, item by layout: same, refused or different
-	$(BIN)/python -m pytest tests/contract $(ARGS)
+	$(BIN)/python -m tests.contract $(ARGS)

@@ -26,7 +26,7 @@ def anchors(path: Path) -> set[str]:
 
 
 def commands() -> list[tuple[str, str]]:
-    """Every `hybrid ...` line in the shell blocks of the texts."""
+    """Every `hybrid ...` line in the shell blocks of the texts, with the text's name."""
     found = []
     for path in TEXTS:
         for language, block in FENCE.findall(path.read_text()):
@@ -58,7 +58,7 @@ def test_commands_exist() -> None:
     assert not unknown
 
 
-@pytest.mark.parametrize(("where", "line"), commands())
+@pytest.mark.parametrize(("where", "line"), [each for each in commands() if "=" in each[1] and " -m " not in each[1]])
 def test_commands_compose(where: str, line: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Everything that can be refused before a process starts is not refused."""
     from hybrid_strategy.cli.arguments import parse, parser
@@ -66,8 +66,6 @@ def test_commands_compose(where: str, line: str, monkeypatch: pytest.MonkeyPatch
     from hybrid_strategy.config.plan import plan_of
 
     words = shlex.split(line)[1:]
-    if words[0].startswith("--") or "--help" in words or not {"="} & set(line) or "-m" in words:
-        pytest.skip("takes no single configuration")
     monkeypatch.chdir(tmp_path)
     made = parser(words[0], "")
     made.add_argument("--json", action="store_true")
@@ -99,3 +97,14 @@ def test_pictures_of_schedules() -> None:
 def test_the_shape_of_messages_is_the_one_documented() -> None:
     shown = message("tensor_parallel_size", 3, "it must divide num_attention_heads", "3 does not divide 8", "Set 1, 2, 4 or 8")
     assert shown in (ROOT / "docs" / "errors.md").read_text()
+
+
+def test_floors_are_those_that_the_linter_checks() -> None:
+    settings = (ROOT / "pyproject.toml").read_text()
+    contract = settings[settings.index('name = "floors:') :]
+    layers = re.findall(r'^    "(.+)",$', contract[: contract.index("\n]")], re.MULTILINE)
+    floors = [[name.strip().removeprefix("hybrid_strategy.") for name in layer.split("|")] for layer in layers]
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    drawn = re.search(r"^```text\n(cli .*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert drawn is not None
+    assert [re.split(r" \| ", re.split(r" {2,}", line)[0]) for line in drawn[1].splitlines()] == floors
