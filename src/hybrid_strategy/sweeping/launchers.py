@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hydra.core.utils import JobReturn
@@ -14,6 +14,7 @@ from hybrid_strategy.sweeping.local import LocalRunner
 from hybrid_strategy.sweeping.prepare import Batch, Ready
 from hybrid_strategy.sweeping.session import Session, session_of
 from hybrid_strategy.sweeping.settings import LocalSettings, seconds_of, settings_of
+from hybrid_strategy.sweeping.slurm.runner import show_scripts, slurm_runner
 
 PREFIX = "hydra.launcher"
 
@@ -46,5 +47,5 @@ def show_nothing(settings: Mapping[str, Any], session: Session, ready: Sequence[
     return False
 
 
-RUNNERS = {"local": local_runner}
-SHOWS = {"local": show_nothing}
+RUNNERS: dict[str, Callable[[Mapping[str, Any], Session], Runner]] = {"local": local_runner, "slurm": slurm_runner}
+SHOWS: dict[str, Callable[[Mapping[str, Any], Session, Sequence[Ready]], bool]] = {"local": show_nothing, "slurm": show_scripts}

@@ -18,8 +18,8 @@ from hybrid_strategy.sweeping.causes import PREEMPTED_CODE, cause_of
 from hybrid_strategy.sweeping.points import Point, read_point
 from hybrid_strategy.sweeping.settings import SlurmSettings
 from hybrid_strategy.sweeping.slurm import commands
+from hybrid_strategy.sweeping.slurm.script import BATCH_LOG
 
-BATCH_LOG = "slurm/batch.log"
 _TAIL_BYTES = 20_000
 _STOPPED = re.compile(r"\*\*\* (?:STEP|JOB) [\w.+]+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*")
 
@@ -51,7 +51,7 @@ def end_job(folder: Path, code: int) -> int:
     if code == 0 and (folder / RESULT_FILE).exists():
         conclude(folder, states.OK, "")
         return 0
-    said = _tail(folder / BATCH_LOG)
+    said = batch_log_tail(folder)
     stopped = [found[1] or "" for found in _STOPPED.finditer(said)]
     saved = read_json(folder / PREEMPTED_FILE)
     if saved is not None:
@@ -59,11 +59,11 @@ def end_job(folder: Path, code: int) -> int:
     if "PREEMPTION" in stopped or "JOB REQUEUE" in stopped:
         return _go_on(point, "stopped by Slurm before it could save")
     if "TIME LIMIT" in stopped:
-        conclude(folder, states.TIMEOUT, _with_step(folder, "it reached its time limit"))
+        conclude(folder, states.TIMEOUT, with_step(folder, "it reached its time limit"))
         return code or 1
     cause = cause_of(folder, point.resources.world_size, said, code)
     if stopped and not cause.rank and cause.state == states.FAILED:
-        conclude(folder, states.CANCELLED, _with_step(folder, "cancelled"))
+        conclude(folder, states.CANCELLED, with_step(folder, "cancelled"))
     else:
         conclude(folder, cause.state, cause.reason, cause.further())
     return code or 1
@@ -89,7 +89,8 @@ def max_requeues(point: Point) -> int:
     return int(point.launcher.get("max_requeues", SlurmSettings.max_requeues))
 
 
-def _with_step(folder: Path, text: str) -> str:
+def with_step(folder: Path, text: str) -> str:
+    """The text with the step that the run had reached, where it is known."""
     status = read_json(folder / "status.json") or {}
     return f"{text} at step {status['step']}" if "step" in status else text
 
@@ -101,8 +102,9 @@ def _point(folder: Path) -> Point:
     return point
 
 
-def _tail(path: Path) -> str:
+def batch_log_tail(folder: Path) -> str:
     """The end of the batch job's own log, where `srun` and Slurm say what happened; only of this attempt."""
+    path = folder / BATCH_LOG
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))

@@ -1,0 +1,122 @@
+"""The sbatch script of a point: what a person would have written, nothing that has to be decoded."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hybrid_strategy.errors import ConfigError, message
+from hybrid_strategy.sweeping.points import Point
+from hybrid_strategy.sweeping.settings import SlurmSettings, seconds_of
+
+SCRIPT_FILE = "slurm/job.sh"
+BATCH_LOG = "slurm/batch.log"
+
+_OPTION = re.compile(r"^[a-z][a-z0-9-]*$")
+_VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+
+
+def options_of(point: Point, settings: SlurmSettings, sweep: str) -> dict[str, Any]:
+    """What sbatch is asked for, by name; nodes, tasks and GPUs are the layout's."""
+    needs = point.resources
+    seconds = seconds_of(settings.time, "hydra.launcher.time") or 60.0
+    options: dict[str, Any] = {
+        "job-name": f"{sweep}.{point.name}",
+        "nodes": needs.nodes,
+        "ntasks-per-node": needs.tasks_per_node,
+        "time": max(1, -(-int(seconds) // 60)),
+    }
+    named = ("partition", "account", "qos", "constraint", "reservation", "mem", "cpus_per_task")
+    options |= {name.replace("_", "-"): getattr(settings, name) for name in named if getattr(settings, name) is not None}
+    options["signal"] = f"USR1@{settings.signal_seconds}"
+    options["requeue" if settings.max_requeues else "no-requeue"] = True
+    options |= {str(name).lstrip("-"): value for name, value in settings.sbatch.items()}
+    return options
+
+
+def gpu_line(point: Point, settings: SlurmSettings) -> list[str]:
+    """How GPUs are asked for, as sites do it in different ways."""
+    if not point.resources.gpus or settings.gpu_option is None:
+        return []
+    return [f"#SBATCH {settings.gpu_option.replace('{n}', str(point.resources.tasks_per_node))}"]
+
+
+def header(point: Point, settings: SlurmSettings, sweep: str, log: Path) -> list[str]:
+    """The lines for sbatch. Slurm reads them itself, without a shell: a value is one word or stands in quotes."""
+    lines = []
+    for name, value in options_of(point, settings, sweep).items():
+        if not _OPTION.match(name):
+            raise ConfigError(
+                message(f"hydra.launcher.sbatch.{name}", value, "it is no option of sbatch", "", "Set its long name")
+            )
+        if value is None or value is False:
+            continue
+        lines.append(f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={_word(name, value)}")
+    return [
+        *lines,
+        *gpu_line(point, settings),
+        f"#SBATCH --output={_word('output', _literal(log))}",
+        "#SBATCH --open-mode=append",
+    ]
+
+
+def script_of(point: Point, settings: SlurmSettings, sweep: str, target: str) -> str:
+    """The whole script."""
+    python = shlex.quote(settings.python or sys.executable)
+    folder = shlex.quote(str(point.folder))
+    listen = "USR1,USR2,TERM"
+    size = f"{point.resources.nodes} x {point.resources.tasks_per_node} ranks"
+    lines = [
+        "#!/bin/bash",
+        f"# point {_comment(point.name)} of sweep {_comment(sweep)}: {size}",
+        *header(point, settings, sweep, point.folder / BATCH_LOG),
+        "",
+        "trap : TERM USR1 USR2  # the ranks are told to save; this shell waits for them",
+        f"RUN={folder}",
+        f"PYTHON={python}",
+        "export MASTER_ADDR=$(hostname) MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))",
+        f"export HYBRID_STRATEGY_STOP_SIGNALS={listen} PYTHONUNBUFFERED=1 OMP_NUM_THREADS=${{SLURM_CPUS_PER_TASK:-1}}",
+        *_exports(settings.environment),
+        *settings.setup,
+        "",
+        '"$PYTHON" -m hybrid_strategy.cli.point begin "$RUN" || exit 1',
+        f'srun --kill-on-bad-exit=1 --unbuffered {_srun(settings)}"$PYTHON" -m hybrid_strategy.launch.slurm_rank {target} "$RUN"',
+        "code=$?",
+        '"$PYTHON" -m hybrid_strategy.cli.point end "$RUN" "$code"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _exports(environment: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for name, value in environment.items():
+        if not _VARIABLE.match(str(name)):
+            rule = "it is no name of a variable"
+            raise ConfigError(message(f"hydra.launcher.environment.{name}", value, rule, "", "Set letters, digits and _"))
+        lines.append(f"export {name}={shlex.quote(str(value))}")
+    return lines
+
+
+def _srun(settings: SlurmSettings) -> str:
+    return "".join(f"{shlex.quote(each)} " for each in settings.srun)
+
+
+def _literal(path: Path) -> str:
+    """Slurm fills patterns such as %j into file names, and takes a backslash for the end of that."""
+    return str(path).replace("%", "%%")
+
+
+def _word(name: str, value: object) -> str:
+    text = str(value)
+    if "\n" in text or "\r" in text or '"' in text:
+        rule = "a line of the script cannot hold line breaks or double quotes"
+        raise ConfigError(message(f"hydra.launcher, --{name}", text, rule, "", "Set another value"))
+    return text if re.fullmatch(r"[\w.,:@/%+=\-\[\]]+", text) else f'"{text}"'
+
+
+def _comment(text: str) -> str:
+    return " ".join(text.split())
