@@ -61,6 +61,9 @@ TECHNIQUES = (
 COUNTS_ALLOCATED = ("torchtune", "zero-bubble")
 """Sources whose memory figure is what was allocated; that of the others is taken for what the allocator reserved."""
 
+COUNTS_ALL = ("torchtitan-2024", "llm-foundry")
+"""Sources whose model FLOPs are 6 N + 12 L h s with N all parameters."""
+
 FUSED_LOSS = ("llm-foundry",)
 """Sources that compute the loss in one kernel, in the place of the logits."""
 
@@ -102,7 +105,7 @@ class Row:
         """What the source's TFLOP/s and percentages count."""
         recompute = self.values["act_ckpt"] if self.values["which"] == "hfu" else "none"
         counted = recompute if recompute in ("full", "selective") else "none"
-        return FlopConvention(input_embedding=self.source == "torchtitan-2024", recompute=counted)
+        return FlopConvention(all_parameters=self.source in COUNTS_ALL, recompute=counted)
 
     @property
     def measured_seconds(self) -> float | None:

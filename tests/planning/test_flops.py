@@ -38,8 +38,8 @@ def test_conventions_differ_as_they_should() -> None:
     full = training_flops_per_token(LLAMA)
     scores = 12 * LLAMA.num_layers * LLAMA.hidden_size * LLAMA.sequence_length
     assert full - training_flops_per_token(LLAMA, FlopConvention(causal=True)) == pytest.approx(scores / 2)
-    look_up = training_flops_per_token(LLAMA, FlopConvention(input_embedding=True)) - full
-    assert look_up == pytest.approx(6 * LLAMA.embedding_parameters)
+    everything = training_flops_per_token(LLAMA, FlopConvention(all_parameters=True)) - full
+    assert everything == pytest.approx(6 * (LLAMA.num_parameters - matmul_parameters(LLAMA)))
     assert training_flops_per_token(LLAMA, MODEL_FLOPS) == pytest.approx(3 * forward_flops_per_token(LLAMA))
 
 

@@ -1,7 +1,7 @@
 """Floating-point operations of a transformer, with the convention said each time.
 
-A published MFU means nothing without its convention: whether attention counts in full or by its causal half, whether the
-look-up of the input embedding counts as a product, whether recomputation counts (HFU) or not (MFU). They move it by 5-15 %.
+A published MFU means nothing without its convention: whether attention counts in full or by its causal half, whether all
+parameters count or those in products, whether recomputation counts (HFU) or not (MFU). They move it by 5-15 %.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ class FlopConvention:
 
     Attributes:
         causal: attention scores above the diagonal are not counted (half of 12 L h s).
-        input_embedding: parameters of the input embedding count as if they were a product.
+        all_parameters: every parameter counts as if it were in a product: norms, positions, the input embedding too.
         recompute: `none` (MFU), or the activation checkpoint whose extra forward passes count too (HFU).
     """
 
     causal: bool = False
-    input_embedding: bool = False
+    all_parameters: bool = False
     recompute: str = "none"
 
 
@@ -58,8 +58,7 @@ def attention_score_flops(shape: ModelShape, tokens: float, context: float = 0.0
 def forward_flops_per_token(shape: ModelShape, convention: FlopConvention = MODEL_FLOPS) -> float:
     """FLOPs of one forward pass over one token: 2 N_m + 4 L q s (2 L q s by the causal half)."""
     scores = shape.num_layers * attention_score_flops(shape, 1) * (0.5 if convention.causal else 1.0)
-    look_up = 2.0 * shape.embedding_parameters if convention.input_embedding else 0.0
-    return 2.0 * matmul_parameters(shape) + scores + look_up
+    return 2.0 * (shape.num_parameters if convention.all_parameters else matmul_parameters(shape)) + scores
 
 
 def recompute_flops_per_token(shape: ModelShape, recompute: str, causal: bool = False) -> float:
