@@ -25,6 +25,9 @@ PREEMPTED_FILE = "preempted.json"
 SIGNALS_VARIABLE = "HYBRID_STRATEGY_STOP_SIGNALS"
 """Names of the signals to listen to, e.g. `USR1,TERM`; whoever starts the ranks knows what it sends."""
 
+RECEIVED_VARIABLE = "HYBRID_STRATEGY_STOP_RECEIVED"
+"""Number of a signal that came before anything could be saved (`launch/slurm_rank.py`)."""
+
 _PREFIX = "preempted-step"
 _SLOW_SECONDS = 1.0
 """Steps longer than this wait for each other's flag at once; shorter ones look at it a step later, which costs nothing."""
@@ -44,7 +47,7 @@ class StopAtSignal(pl.Callback):
         self._before: dict[int, Any] = {}
         self._pending: tuple[Any, torch.Tensor] | None = None
         self._slow, self._step_began = False, time.monotonic()
-        self.received = 0
+        self.received = int(os.environ.pop(RECEIVED_VARIABLE, "0"))
 
     def listen(self) -> None:
         """Puts the handlers in place; again after Lightning has put its own there."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hybrid_strategy.launch.failures import Failure, first_failure
-from hybrid_strategy.launch.job import log_path
+from hybrid_strategy.launch.job import error_path, log_path
 from hybrid_strategy.sweeping import states
 
 _OUT_OF_MEMORY = re.compile(
@@ -21,6 +21,7 @@ _ENDED = re.compile(r"^rank (\d+) (ended .+?) without a traceback", re.MULTILINE
 """What the local launcher says of a rank that died (`launch/failures.py`)."""
 
 _HINT = " (often: out of memory)"
+_ENDED_WITH_THE_STEP = ("Killed", "Terminated", "Cancelled")
 _TAIL_LINES = 20
 PREEMPTED_CODE = 75
 
@@ -61,7 +62,7 @@ def cause_of(folder: Path, world_size: int, said: str = "", exit_code: int = 1) 
         exit_code: of that parent.
     """
     failure = first_failure(folder / "logs", world_size)
-    died = _TASK.findall(said) or _ENDED.findall(said)
+    died = _silent(folder, _TASK.findall(said) or _ENDED.findall(said))
     if died and (failure is None or failure.is_consequence):
         return _of_silent(folder, died)
     if failure is not None:
@@ -82,12 +83,27 @@ def _of_failure(failure: Failure) -> Cause:
     return Cause(state, f"rank {failure.rank}: {line}"[:400], text, failure.rank)
 
 
-def _of_silent(folder: Path, died: list[tuple[str, str]]) -> Cause:
+def _silent(folder: Path, said: list[tuple[str, str]]) -> list[tuple[int, str]]:
+    """Ranks that were seen dying, without those that left a traceback; what was ended with the step comes last."""
+    found = [(rank, how.strip()) for ranks, how in said for rank in _ranks(ranks)]
+    silent = [(rank, how) for rank, how in found if not error_path(folder / "logs", rank).exists()]
+    return sorted(silent, key=lambda each: each[1].startswith(_ENDED_WITH_THE_STEP))
+
+
+def _ranks(text: str) -> list[int]:
+    """`0-1,3` as Slurm writes it."""
+    ranks: list[int] = []
+    for part in text.replace(" ", "").split(","):
+        first, _, last = part.partition("-")
+        ranks += range(int(first), int(last or first) + 1)
+    return ranks
+
+
+def _of_silent(folder: Path, died: list[tuple[int, str]]) -> Cause:
     """A rank that was seen dying without a traceback; what others say is the consequence."""
-    ranks, how = next((each for each in died if "Terminated" not in each[1] and "Cancelled" not in each[1]), died[0])
-    rank = int(re.split(r"[,\- ]", ranks.strip())[0])
+    rank, how = died[0]
     state = states.OOM if _OUT_OF_MEMORY.search(how.replace(_HINT, "")) else states.FAILED
-    return Cause(state, f"rank {rank}: {how.strip()}", _tail(log_path(folder / "logs", rank)) or how, rank)
+    return Cause(state, f"rank {rank}: {how}", _tail(log_path(folder / "logs", rank)) or how, rank)
 
 
 def _tail(path: Path) -> str:

@@ -22,6 +22,7 @@ from hybrid_strategy.units import format_bytes, format_seconds
 _COLOURS = {"ok": "green", "running": "cyan", "failed": "red", "oom": "red", "timeout": "yellow", "preempted": "yellow"}
 _REFRESH_SECONDS = 1.0
 _ROWS = 40
+_NOTE = 48
 _SKIPPED_LINES = 8
 
 
@@ -139,7 +140,7 @@ def table(book: Book, rows: Sequence[Row], live: bool = True) -> Table:
     made.add_column("state", no_wrap=True)
     for name in ("step", "loss", "tokens/s", "plan", "peak", "time"):
         made.add_column(name, justify="right", no_wrap=True)
-    made.add_column("note", overflow="ellipsis", no_wrap=True)
+    made.add_column("note", overflow="fold")
     shown = rows if len(rows) <= _ROWS else sorted(rows, key=lambda row: row.state in (states.OK, states.PENDING))[:_ROWS]
     for row in shown:
         made.add_row(*_cells(row))
@@ -160,8 +161,13 @@ def _cells(row: Row) -> list[str]:
         f"{row.forecast_difference:+.0%}" if row.forecast_difference is not None else "",
         format_bytes(row.peak_memory_bytes) if row.peak_memory_bytes else "",
         format_seconds(row.seconds) if row.seconds else "",
-        row.note.replace("[", "\\["),
+        _short(row.note).replace("[", "\\["),
     ]
+
+
+def _short(note: str) -> str:
+    """The lines above the table have all of it."""
+    return note if len(note) <= _NOTE else note[: _NOTE - 3] + "..."
 
 
 def line_of(row: Row) -> str:

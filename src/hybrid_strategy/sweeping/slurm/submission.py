@@ -15,7 +15,7 @@ from hybrid_strategy.sweeping.settings import SlurmSettings, settings_of
 from hybrid_strategy.sweeping.slurm import commands
 from hybrid_strategy.sweeping.slurm.script import SCRIPT_FILE, header, script_of
 
-ARRAYS = "slurm"
+ARRAYS = ".slurm"
 """Folder of a sweep that holds the scripts of its arrays."""
 
 
