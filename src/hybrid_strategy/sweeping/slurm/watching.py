@@ -44,8 +44,13 @@ _BY_SLURM = {
 
 @dataclass
 class Watcher:
-    """Looks at jobs and brings the points' files up to date."""
+    """Looks at jobs and brings the points' files up to date.
 
+    Attributes:
+        patience_seconds: time from the end of a job until it is concluded from outside.
+    """
+
+    patience_seconds: float = _PATIENCE_SECONDS
     _ended_at: dict[str, float] = field(default_factory=dict)
     _outage: str = ""
 
@@ -71,7 +76,7 @@ class Watcher:
         if state.state in states.ENDED and (point.folder / RESULT_FILE).exists():
             return False
         since = self._ended_at.setdefault(point.name, time.monotonic())
-        if slurm == "COMPLETING" or time.monotonic() - since < _PATIENCE_SECONDS:
+        if slurm == "COMPLETING" or time.monotonic() - since < self.patience_seconds:
             return True
         self._conclude(point, slurm or commands.ended_as(state.job))
         return False
