@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,8 +16,10 @@ from tests.contract.models import quiet
 from tests.contract.same import RELATIVE, differences
 from tests.support.ranks import run_ranks
 
-MODULES = ("logging", "hook_logging", "evaluation")
+MODULES = ("logging", "hook_logging", "evaluation", "optimizer")
 """One file of items a point of the contract, `tests/contract/<name>_items.py`."""
+TIMEOUT_SECONDS = float(os.environ.get("CONTRACT_TIMEOUT", "170"))
+"""For one item in one layout; on a machine that does nothing else an item takes a few seconds."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,8 @@ class Item:
     Attributes:
         point: its number in the contract.
         run: runs it in a layout, on every rank; the second argument is a folder that all ranks share. The keys of what it
-            returns are compared on every rank, those under `rank_zero` on rank 0 only,
-            those under `by_row` on the rank that has the row.
+            returns are compared on every rank, those under `rank_zero` on rank 0 only, those under `by_row`
+            on the rank that has the row.
         refused: layout name -> words of the error that refuses it; explained in docs/limits.md.
         relative: tolerance of numbers.
     """
@@ -60,7 +63,7 @@ def _run_here(name: str, layout: ContractLayout, folder: str) -> tuple[str, Any]
 def reference(name: str) -> Any:
     """What plain Lightning sees."""
     with tempfile.TemporaryDirectory() as folder:
-        kind, record = run_ranks(_run_here, 1, name, PLAIN, folder, process_group=False)[0]
+        kind, record = run_ranks(_run_here, 1, name, PLAIN, folder, process_group=False, timeout=TIMEOUT_SECONDS)[0]
     if kind != "ran":
         raise AssertionError(f"plain Lightning refused {name}: {record}")
     return record
@@ -70,7 +73,7 @@ def compare(name: str, layout_name: str) -> tuple[str, list[str]]:
     """`same`, `refused` or `different`, and why."""
     item, layout = all_items()[name], LAYOUTS[layout_name]
     with tempfile.TemporaryDirectory() as folder:
-        answers = run_ranks(_run_here, layout.world_size, name, layout, folder, process_group=False)
+        answers = run_ranks(_run_here, layout.world_size, name, layout, folder, process_group=False, timeout=TIMEOUT_SECONDS)
     kinds = {kind for kind, _ in answers}
     if kinds == {"refused"}:
         words = item.refused.get(layout_name)

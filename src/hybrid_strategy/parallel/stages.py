@@ -11,7 +11,7 @@ So one model object per rank serves all of its stages, and `self.model(...)` in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 from torch import nn
 
 from hybrid_strategy.errors import ModelError, message
+from hybrid_strategy.parallel.ghosts import ghost_of, is_ghost, shown
 from hybrid_strategy.spec.parallel_plan import matches
 
 
@@ -58,11 +59,12 @@ class StageContext:
 class AbsentUnit(nn.Module):
     """Stands where a unit of another rank stood. Answers for the unit's plain attributes, holds no parameter."""
 
-    def __init__(self, unit: nn.Module, context: StageContext) -> None:
+    def __init__(self, unit: nn.Module, context: StageContext, ghost: nn.Module) -> None:
         super().__init__()
         kept = {name: value for name, value in vars(unit).items() if not name.startswith("_") and name != "training"}
         object.__setattr__(self, "_kept", kept)
         object.__setattr__(self, "_context", context)
+        object.__setattr__(self, "ghost", ghost)
 
     def __getattr__(self, name: str) -> Any:
         kept = self.__dict__.get("_kept", {})
@@ -132,10 +134,37 @@ def cut_model(model: nn.Module, units: Sequence[str], kept: set[int], context: S
         The names of the units that were taken out.
     """
     absent = {name for index, name in enumerate(units) if index not in kept}
+    present = [module for name, module in model.named_modules() if not _below(name, absent)]
+    memo = {id(each): each for module in present for each in module._parameters.values() if each is not None}
     for name in absent:
         parent, _, child = name.rpartition(".")
-        model.get_submodule(parent)._modules[child] = AbsentUnit(model.get_submodule(name), context)
+        unit = model.get_submodule(name)
+        model.get_submodule(parent)._modules[child] = AbsentUnit(unit, context, ghost_of(unit, memo))
     return absent
+
+
+def _below(name: str, units: Collection[str]) -> bool:
+    return any(name == unit or name.startswith(f"{unit}.") for unit in units)
+
+
+def _absent_units(model: nn.Module) -> list[tuple[nn.Module, str, AbsentUnit]]:
+    """Parent, name and stand-in of every unit that was taken out of `model`."""
+    found = [(parent, name, child) for parent in model.modules() for name, child in parent._modules.items()]
+    return [(parent, name, child) for parent, name, child in found if isinstance(child, AbsentUnit)]
+
+
+@contextmanager
+def whole_model_shown(model: nn.Module) -> Iterator[None]:
+    """Shows units of other ranks as ghosts, so that code that looks at names, types and shapes sees the whole model."""
+    with shown([(parent, name, child.ghost) for parent, name, child in _absent_units(model)]):
+        yield
+
+
+def tied_places(model: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:
+    """Where ghosts show a parameter that this rank holds: `(module, attribute, parameter)`."""
+    ghosts = [each for _, _, unit in _absent_units(model) for each in unit.ghost.modules()]
+    places = [(ghost, name, parameter) for ghost in ghosts for name, parameter in ghost._parameters.items()]
+    return [(ghost, name, each) for ghost, name, each in places if each is not None and not is_ghost(each)]
 
 
 def put_gates(model: nn.Module, units: Sequence[str], absent: set[str], context: StageContext) -> None:

@@ -14,10 +14,11 @@ from torch.optim import Optimizer
 from hybrid_strategy.checkpoint.certificate import Certificate
 from hybrid_strategy.checkpoint.content import CheckpointContent
 from hybrid_strategy.checkpoint.loading import LoadOptions, load_checkpoint, saved_names
-from hybrid_strategy.checkpoint.pieces import Piece, model_key
+from hybrid_strategy.checkpoint.pieces import Piece, model_key, section
 from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.parallel.parameters import Slot
 from hybrid_strategy.parallelize import Parallelized
+from hybrid_strategy.strategy.averages import TRAINED, ShardedAverage, trained_key
 from hybrid_strategy.strategy.data_position import present_position, without_loader_state
 from hybrid_strategy.strategy.optimizer_states import allocate, restore_values, state_pieces
 from hybrid_strategy.strategy.random_state import coordinate_key, put_random_state, take_random_state
@@ -36,12 +37,13 @@ class Loaded:
 
 @dataclass
 class StateKeeper:
-    """Gathers and fills the state of one rank."""
+    """Gathers and fills the state of one rank. Where there is an average of the weights, it is saved as the model's weights."""
 
     module: pl.LightningModule
     made: Parallelized
     groups: Groups
     optimizers: list[Optimizer] = field(default_factory=list)
+    average: ShardedAverage | None = None
 
     def weight_pieces(self) -> dict[str, Piece]:
         """Weights and persistent buffers of this rank, by key."""
@@ -55,6 +57,14 @@ class StateKeeper:
             pieces[model_key(name)] = Piece.whole(name, buffer, owner)
         return pieces
 
+    def _all_weight_pieces(self) -> dict[str, Piece]:
+        """Weights and buffers; with an average, the weights in training go to a section of their own."""
+        pieces = self.weight_pieces()
+        if self.average is None:
+            return pieces
+        trained = {trained_key(slot.name): pieces[model_key(slot.name)] for slot in self.made.slots}
+        return {**pieces, **trained, **self.average.pieces()}
+
     def named_parameters(self) -> dict[nn.Parameter, Slot]:
         """The slot of each parameter that an optimizer may hold."""
         sharding = self.made.sharding
@@ -66,7 +76,7 @@ class StateKeeper:
         position = present_position(self.module.trainer)
         if position is not None:
             state = without_loader_state(state)
-        tensors, replicated = dict(self.weight_pieces()), dict[str, Any]()
+        tensors, replicated = self._all_weight_pieces(), dict[str, Any]()
         if "optimizer_states" in checkpoint:
             pieces, replicated = state_pieces(self.optimizers, self.named_parameters())
             tensors.update(pieces)
@@ -82,10 +92,15 @@ class StateKeeper:
     def load(self, path: Path) -> Loaded:
         """Fills weights and optimizer states from a checkpoint of any layout."""
         named = self.named_parameters()
-        tensors = {**self.weight_pieces(), **allocate(self.optimizers, named, saved_names(path))}
+        saved = saved_names(path)
+        averaged = any(section(key) == TRAINED for key in saved)
+        weights = self._all_weight_pieces() if averaged else self.weight_pieces()
+        tensors = {**weights, **allocate(self.optimizers, named, saved)}
         loaded = load_checkpoint(path, tensors, LoadOptions(strict=self.module.strict_loading))
         restore_values(self.optimizers, named, loaded.small.replicated)
         self.made.sharding.mark_changed()
+        if self.average is not None and not averaged:
+            self.average.begin_with_weights()
         own = loaded.small.random_state.get(coordinate_key(self.groups.coordinate))
         if own is not None:
             put_random_state(own)

@@ -27,14 +27,19 @@ from hybrid_strategy.data.loader import mesh_dataloader
 from hybrid_strategy.distributed.groups import Groups, build_groups
 from hybrid_strategy.distributed.random_state import seed_rank
 from hybrid_strategy.errors import CheckpointError, message
+from hybrid_strategy.parallel.ghosts import leave_out_ghosts
+from hybrid_strategy.parallel.stages import whole_model_shown
 from hybrid_strategy.parallelize import Parallelized, parallelize
 from hybrid_strategy.spec.layout import Layout
 from hybrid_strategy.spec.parallel_plan import ParallelPlan
 from hybrid_strategy.strategy import _lightning
+from hybrid_strategy.strategy.averages import ShardedAverage
 from hybrid_strategy.strategy.checkpointing import StateKeeper
 from hybrid_strategy.strategy.data_position import go_on
+from hybrid_strategy.strategy.known_callbacks import adapt_callbacks, prepare_callbacks
 from hybrid_strategy.strategy.made_before import MadeBefore, recall, remember
-from hybrid_strategy.strategy.manual import check_manual_optimization
+from hybrid_strategy.strategy.manual import ManualStep, check_manual_optimization
+from hybrid_strategy.strategy.optimizer_check import check_optimizers
 from hybrid_strategy.strategy.options import make_options
 from hybrid_strategy.strategy.precision import adapt_precision
 from hybrid_strategy.strategy.predictions import gather_predictions
@@ -127,6 +132,7 @@ class HybridParallelStrategy(ParallelStrategy):
         self._made: Parallelized | None = None
         self._engine: StepEngine | None = None
         self._made_of: pl.LightningModule | None = None
+        self._average: ShardedAverage | None = None
         self._resume_position: dict[str, Any] | None = None
 
     # ------------------------------------------------------------------------------------------- ranks and devices
@@ -190,6 +196,8 @@ class HybridParallelStrategy(ParallelStrategy):
 
     def setup_environment(self) -> None:
         super().setup_environment()
+        if self.lightning_module is not None:
+            prepare_callbacks(self.lightning_module.trainer, self.layout)
         _lightning.reset_seed()
         self.set_world_ranks()
         assert self.cluster_environment is not None  # set by the Trainer before
@@ -213,6 +221,7 @@ class HybridParallelStrategy(ParallelStrategy):
             before = recall(module, self.layout, self.options.stage_cuts)
             self._parallelize(module) if before is None else self._go_on_with(module, before)
         self.engine.attach(trainer)
+        self._average = adapt_callbacks(trainer, module, self.made)
         self.model = module
         if trainer.state.fn == TrainerFn.FITTING:
             check_manual_optimization(module, self.layout, self.options)
@@ -221,6 +230,14 @@ class HybridParallelStrategy(ParallelStrategy):
         self.setup_precision_plugin()
         adapt_precision(self.precision_plugin, self.owned_gradients, self.root_device)
         self.barrier()
+
+    def setup_optimizers(self, trainer: pl.Trainer) -> None:
+        """Calls `configure_optimizers` before the eyes of the whole model, so that all ranks make the same groups."""
+        with whole_model_shown(self._user_module()):
+            super().setup_optimizers(trainer)
+        for optimizer in self.optimizers:
+            leave_out_ghosts(optimizer)
+        check_optimizers(self.optimizers, self.layout)
 
     def _parallelize(self, module: pl.LightningModule) -> None:
         self.precision_plugin.convert_module(module)  # in place; what `configure_model` built is of this type already
@@ -254,6 +271,7 @@ class HybridParallelStrategy(ParallelStrategy):
             {**plan.batch_dims, **getattr(module, "batch_dims", {})},
             self.root_device,
         )
+        self._manual_step = ManualStep(self._engine, self.made)
         self._made_of = module
 
     @contextmanager
@@ -266,10 +284,10 @@ class HybridParallelStrategy(ParallelStrategy):
 
     def process_dataloader(self, dataloader: object) -> object:
         """Gives each data-parallel rank its own samples, and tensor and pipeline peers the same ones."""
-        if not isinstance(dataloader, DataLoader):
-            return dataloader
         place = self.distributed_sampler_kwargs
-        mine = mesh_dataloader(dataloader, place["num_replicas"], place["rank"], seed=run_seed(self.options.seed))
+        mine: Any = mesh_dataloader(dataloader, place["num_replicas"], place["rank"], seed=run_seed(self.options.seed))
+        if not isinstance(mine, DataLoader):  # an iterable of the user's own: one data-parallel rank may read it, more are refused
+            return mine
         if self._resume_position is not None and self._user_module().trainer.training:
             # here and not later: Lightning makes the iterator, which reads ahead, right after this
             go_on(self._user_module().trainer, mine.mesh, self._resume_position)
@@ -299,10 +317,10 @@ class HybridParallelStrategy(ParallelStrategy):
 
     def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
         module = self._user_module()
-        if not module.automatic_optimization:
-            with self.precision_plugin.train_step_context():
-                return module.training_step(*args, **kwargs)
-        result: STEP_OUTPUT = self.steps.train(args, kwargs)
+        if module.automatic_optimization:
+            result: STEP_OUTPUT = self.steps.train(args, kwargs)
+        else:
+            result = self._manual_step.run(self.steps.call("train", args, kwargs), module)
         return result
 
     def validation_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
@@ -320,27 +338,27 @@ class HybridParallelStrategy(ParallelStrategy):
         gather_predictions(self._user_module().trainer, self.groups)
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
-        if self._user_module().automatic_optimization:
-            return super().backward(closure_loss, optimizer, *args, **kwargs)
-        sharding = self.made.sharding
-        sharding.begin()
-        loss = super().backward(closure_loss, optimizer, *args, **kwargs)
-        sharding.reduce()
-        sharding.take()
-        sharding.hand_over(1.0 / self.layout.data_parallel_size)
-        return loss
+        def run() -> Tensor:
+            return super(HybridParallelStrategy, self).backward(closure_loss, optimizer, *args, **kwargs)
+
+        return run() if self._user_module().automatic_optimization else self._manual_step.backward(closure_loss, run)
 
     def optimizer_step(self, optimizer: Optimizer, closure: Any, model: Any = None, **kwargs: Any) -> Any:
         result = super().optimizer_step(optimizer, closure, model, **kwargs)
-        self.made.sharding.mark_changed()
-        self.engine.router.before_step_ends()
+        if self._user_module().automatic_optimization:
+            self.made.sharding.mark_changed()
+            self.engine.router.before_step_ends()
+        else:
+            self._manual_step.stepped()
         return result
 
-    def owned_gradients(self) -> list[Tensor]:
-        """Gradients of the pieces that this rank counts in the norm."""
-        sharding = self.made.sharding
-        owned = [sharding.optimizer_parameter(slot).grad for slot in self.made.slots if slot.shard_spec.owner]
-        return [gradient for gradient in owned if gradient is not None and gradient.numel()]
+    def owned_gradients(self, optimizer: Optimizer | None = None) -> list[Tensor]:
+        """Gradients of the pieces that this rank counts in a norm: of all, or of those that `optimizer` updates."""
+        held = [self.made.sharding.optimizer_parameter(slot) for slot in self.made.slots if slot.shard_spec.owner]
+        if optimizer is not None:
+            own = {id(each) for group in optimizer.param_groups for each in group["params"]}
+            held = [each for each in held if id(each) in own]
+        return [each.grad for each in held if each.grad is not None and each.grad.numel()]
 
     # ------------------------------------------------------------------------------------------------ checkpoints
 
@@ -387,7 +405,7 @@ class HybridParallelStrategy(ParallelStrategy):
             remove_checkpoint(Path(filepath))
 
     def _keeper(self) -> StateKeeper:
-        return StateKeeper(self._user_module(), self.made, self.groups, self.optimizers)
+        return StateKeeper(self._user_module(), self.made, self.groups, self.optimizers, self._average)
 
     # ------------------------------------------------------------------------------------------------ collectives
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from hybrid_strategy.distributed.gradient_norm import clip_by_norm, total_norm
 
-OwnedGradients = Callable[[], list[Tensor]]
+OwnedGradients = Callable[[Optimizer], list[Tensor]]
 
 
 def adapt_precision(plugin: Precision, owned_gradients: OwnedGradients, device: torch.device) -> None:
@@ -21,12 +21,12 @@ def adapt_precision(plugin: Precision, owned_gradients: OwnedGradients, device: 
 
     Args:
         plugin: the trainer's precision plug-in.
-        owned_gradients: gradients of the pieces this rank counts.
+        owned_gradients: gradients of the pieces of an optimizer that this rank counts.
         device: the rank's device.
     """
 
     def clip(optimizer: Optimizer, clip_val: float) -> None:
-        norm = total_norm(owned_gradients(), 2.0, device)
+        norm = total_norm(owned_gradients(optimizer), 2.0, device)
         gradients = [p.grad for p in plugin.main_params(optimizer) if p.grad is not None and p.grad.numel()]
         clip_by_norm(gradients, norm, float(clip_val))
 

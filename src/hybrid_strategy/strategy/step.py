@@ -119,6 +119,24 @@ class StepEngine:
         _, outputs = self.router.share(call.kind, (), (), self._joined(play))
         return outputs
 
+    def run_whole(self, call: StepCall) -> Any:
+        """Runs the user's step once on the whole batch, for a module that calls backward itself; shares what it logs."""
+        rows = float(self._cutter.rows_of(call.batch) if call.real_rows is None else call.real_rows)
+        self._last_batch = (call.batch, rows)
+        self.router.metrics.begin()
+        with self.router.recorder.recording(), self.router.metrics.watching(rows > 0), call.context():
+            output = call.function(call.batch, *call.arguments)
+        self.router.recorder.commit(rows, rows, counts=rows > 0)
+        _, outputs = self.router.share(call.kind, (), (), map_tensors(lambda _, tensor: tensor.detach(), output))
+        return outputs
+
+    def share_of(self, call: StepCall) -> float:
+        """This data-parallel rank's share of the samples of a step."""
+        size = self.groups.layout.data_parallel_size
+        if call.real_rows is None or not call.run_rows:
+            return 1.0 / size
+        return call.real_rows / call.run_rows
+
     def hand_over(self, gradient_scale: float) -> None:
         """Adds the gradients of the last `train` to the accumulation window; `gradient_scale` is what autograd asks for."""
         self.made.sharding.hand_over(gradient_scale * self._correction)

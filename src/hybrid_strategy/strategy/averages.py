@@ -1,0 +1,82 @@
+"""Weight averages of a sharded model: each rank averages its own pieces, element by element, with the callback's own rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import WeightAveraging
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from hybrid_strategy.checkpoint.pieces import Piece, model_key
+from hybrid_strategy.parallelize import Parallelized
+
+TRAINED = "trained"
+"""Section of a checkpoint that keeps the weights in training, where its model section holds their average."""
+
+
+class _Pieces(nn.Module):
+    """Copies of what the optimizer holds of a module on this rank, in the module's order."""
+
+    def __init__(self, module: pl.LightningModule) -> None:
+        super().__init__()
+        self.values = nn.ParameterList(nn.Parameter(each.detach().clone(), requires_grad=False) for each in module.parameters())
+        for index, buffer in enumerate(module.buffers()):
+            self.register_buffer(f"buffer_{index}", buffer.detach().clone())
+
+
+class ShardedAverage:
+    """Lets a `WeightAveraging` callback average, swap, save and restore this rank's pieces.
+
+    Args:
+        callback: the user's callback.
+        module: the parallelised module.
+        made: whose pieces they are.
+    """
+
+    def __init__(self, callback: WeightAveraging, module: pl.LightningModule, made: Parallelized) -> None:
+        self._callback, self._module, self._made = callback, module, made
+        options = dict(callback._kwargs)
+        average = AveragedModel(_Pieces(module), device=callback._device, use_buffers=callback._use_buffers, **options)
+        callback._average_model = average
+        self._average = average
+        for name in ("_swap_models", "_copy_average_to_current"):
+            vars(callback)[name] = self._with_notice(getattr(type(callback), name))
+        vars(callback)["on_save_checkpoint"] = self._save
+        vars(callback)["on_load_checkpoint"] = self._load
+
+    def pieces(self) -> dict[str, Piece]:
+        """The averages, under the keys of the weights they are of."""
+        held = {id(parameter): index for index, parameter in enumerate(self._module.parameters())}
+        values = list(self._average.module.values)  # type: ignore[arg-type]
+        sharding = self._made.sharding
+        found = {}
+        for slot in self._made.slots:
+            index = held[id(sharding.optimizer_parameter(slot))]
+            found[model_key(slot.name)] = Piece(slot.shard_spec, values[index].data)
+        return found
+
+    def begin_with_weights(self) -> None:
+        """The average is that of the weights as they are: the checkpoint had none."""
+        for average, weight in zip(self._average.module.parameters(), self._module.parameters(), strict=True):
+            average.data.copy_(weight.data)
+
+    def _with_notice(self, method: Any) -> Any:
+        def changed(module: pl.LightningModule) -> None:
+            method(self._callback, module)
+            self._made.sharding.mark_changed()
+
+        return changed
+
+    def _save(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["averaging_state"] = {"n_averaged": int(self._average.n_averaged)}
+
+    def _load(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+        if "averaging_state" in checkpoint:
+            self._average.n_averaged.fill_(int(checkpoint["averaging_state"]["n_averaged"]))
+
+
+def trained_key(name: str) -> str:
+    """The key of a weight in training beside its average."""
+    return f"{TRAINED}.{name}"
