@@ -19,11 +19,11 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
 from hybrid_strategy.checkpoint.folder import remove_checkpoint
 from hybrid_strategy.checkpoint.saving import save_checkpoint
 from hybrid_strategy.data.loader import mesh_dataloader
+from hybrid_strategy.data.mesh_loader import MeshLoader
 from hybrid_strategy.distributed.groups import Groups, build_groups
 from hybrid_strategy.distributed.random_state import seed_rank
 from hybrid_strategy.errors import CheckpointError, message
@@ -285,8 +285,8 @@ class HybridParallelStrategy(ParallelStrategy):
     def process_dataloader(self, dataloader: object) -> object:
         """Gives each data-parallel rank its own samples, and tensor and pipeline peers the same ones."""
         place = self.distributed_sampler_kwargs
-        mine: Any = mesh_dataloader(dataloader, place["num_replicas"], place["rank"], seed=run_seed(self.options.seed))
-        if not isinstance(mine, DataLoader):  # an iterable of the user's own: one data-parallel rank may read it, more are refused
+        mine = mesh_dataloader(dataloader, place["num_replicas"], place["rank"], seed=run_seed(self.options.seed))
+        if not isinstance(mine, MeshLoader):  # an iterable of the user's own: one data-parallel rank may read it
             return mine
         if self._resume_position is not None and self._user_module().trainer.training:
             # here and not later: Lightning makes the iterator, which reads ahead, right after this
