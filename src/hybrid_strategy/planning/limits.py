@@ -27,7 +27,8 @@ def not_yet(layout: Layout, schedule: Schedule) -> Refusal | None:
         allowed = ", ".join(WEIGHT_PASS_SHARDINGS[:-1])
         advice = f"Set {allowed} or {WEIGHT_PASS_SHARDINGS[-1]}, or schedule=Interleaved1F1B"
         return "sharding", layout.sharding, rule, numbers, advice
-    if layout.pipeline_parallel_size > 1 and schedule.uses_weight_pass and layout.activation_checkpoint not in WEIGHT_PASS_CHECKPOINTS:
+    split = layout.pipeline_parallel_size > 1 and schedule.uses_weight_pass
+    if split and layout.activation_checkpoint not in WEIGHT_PASS_CHECKPOINTS:
         rule = f"it cannot be combined with the schedule {schedule.name}"
         numbers = "That schedule splits the backward pass in two, and such a region can be gone through only once"
         advice = f"Set {' or '.join(WEIGHT_PASS_CHECKPOINTS)}, or schedule=Interleaved1F1B"
