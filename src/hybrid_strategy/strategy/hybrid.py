@@ -10,10 +10,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-import torch.distributed as dist
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.pytorch.plugins.precision import Precision
-from lightning.pytorch.strategies.parallel import ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
@@ -46,9 +44,10 @@ from hybrid_strategy.strategy.predictions import gather_predictions
 from hybrid_strategy.strategy.step import StepEngine
 from hybrid_strategy.strategy.steps import Steps
 from hybrid_strategy.strategy.target import find_plan, find_target, run_seed
+from hybrid_strategy.strategy.world import WorldStrategy
 
 
-class HybridParallelStrategy(ParallelStrategy):
+class HybridParallelStrategy(WorldStrategy):
     """Trains any LightningModule, unmodified, under data, tensor, sequence and pipeline parallelism with a sharded optimizer.
 
     The loader's batch is what one data-parallel rank consumes in one training step; it is cut into micro-batches along its
@@ -126,7 +125,6 @@ class HybridParallelStrategy(ParallelStrategy):
             timeout=timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout),
             seed=seed,
         )
-        self.num_nodes = 1
         self._layout: Layout | None = None
         self._groups: Groups | None = None
         self._made: Parallelized | None = None
@@ -157,20 +155,6 @@ class HybridParallelStrategy(ParallelStrategy):
         return self.groups.mesh
 
     @property
-    def root_device(self) -> torch.device:
-        devices = self.parallel_devices or [torch.device("cpu")]
-        return devices[self.local_rank]
-
-    @property
-    def num_processes(self) -> int:
-        return len(self.parallel_devices) if self.parallel_devices else 1
-
-    @property
-    def is_distributed(self) -> bool:
-        """Tells Lightning that `sync_dist` means something."""
-        return self.num_nodes * self.num_processes > 1
-
-    @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
         """Samples are divided over data-parallel ranks only: tensor and pipeline peers read the same ones."""
         coordinate = self.layout.coordinate(self.global_rank)
@@ -184,13 +168,6 @@ class HybridParallelStrategy(ParallelStrategy):
         _ = self.layout
         if not environment.creates_processes_externally:
             self._launcher = _lightning.make_script_launcher(environment, self.num_processes, self.num_nodes)
-
-    def set_world_ranks(self) -> None:
-        environment = self.cluster_environment
-        if environment is not None:
-            environment.set_global_rank(self.node_rank * self.num_processes + self.local_rank)
-            environment.set_world_size(self.num_nodes * self.num_processes)
-        _lightning.set_rank_zero(self.global_rank)
 
     # ---------------------------------------------------------------------------------------------------- set-up
 
@@ -407,26 +384,7 @@ class HybridParallelStrategy(ParallelStrategy):
     def _keeper(self) -> StateKeeper:
         return StateKeeper(self._user_module(), self.made, self.groups, self.optimizers, self._average)
 
-    # ------------------------------------------------------------------------------------------------ collectives
-
-    def barrier(self, name: str | None = None) -> None:
-        if not _lightning.distributed_is_initialized():
-            return
-        if dist.get_backend() == "nccl":
-            dist.barrier(device_ids=[self.root_device.index])
-        else:
-            dist.barrier()
-
-    def broadcast(self, obj: Any, src: int = 0) -> Any:
-        if not _lightning.distributed_is_initialized() or self.world_size == 1:
-            return obj
-        box = [obj]
-        dist.broadcast_object_list(box, src)
-        return box[0]
-
-    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Reduces over the whole world; the mean is right for values that replicas share."""
-        return _lightning.sync_tensor(tensor, group, reduce_op) if isinstance(tensor, Tensor) else tensor
+    # -------------------------------------------------------------------------------------------------- the end
 
     def teardown(self) -> None:
         assert self.cluster_environment is not None  # set by the Trainer before
@@ -436,9 +394,3 @@ class HybridParallelStrategy(ParallelStrategy):
         self.cluster_environment.teardown()
         self.precision_plugin.teardown()
         self.accelerator.teardown()
-
-    def _user_module(self) -> pl.LightningModule:
-        module = self.lightning_module
-        if module is None:
-            raise RuntimeError("no LightningModule is connected to the strategy")
-        return module

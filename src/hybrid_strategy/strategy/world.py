@@ -1,0 +1,65 @@
+"""The part of the strategy that knows processes and devices only: ranks, and collectives over the whole world."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from lightning.pytorch.strategies.parallel import ParallelStrategy
+from torch import Tensor
+
+from hybrid_strategy.strategy import _lightning
+
+
+class WorldStrategy(ParallelStrategy):
+    """Ranks, devices, barrier, broadcast and reduce over all processes of a run."""
+
+    num_nodes: int = 1
+
+    @property
+    def root_device(self) -> torch.device:
+        devices = self.parallel_devices or [torch.device("cpu")]
+        return devices[self.local_rank]
+
+    @property
+    def num_processes(self) -> int:
+        return len(self.parallel_devices) if self.parallel_devices else 1
+
+    @property
+    def is_distributed(self) -> bool:
+        """Tells Lightning that `sync_dist` means something."""
+        return self.num_nodes * self.num_processes > 1
+
+    def set_world_ranks(self) -> None:
+        environment = self.cluster_environment
+        if environment is not None:
+            environment.set_global_rank(self.node_rank * self.num_processes + self.local_rank)
+            environment.set_world_size(self.num_nodes * self.num_processes)
+        _lightning.set_rank_zero(self.global_rank)
+
+    def barrier(self, name: str | None = None) -> None:
+        if not _lightning.distributed_is_initialized():
+            return
+        if dist.get_backend() == "nccl":
+            dist.barrier(device_ids=[self.root_device.index])
+        else:
+            dist.barrier()
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        if not _lightning.distributed_is_initialized() or self.world_size == 1:
+            return obj
+        box = [obj]
+        dist.broadcast_object_list(box, src)
+        return box[0]
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Reduces over the whole world; the mean is right for values that replicas share."""
+        return _lightning.sync_tensor(tensor, group, reduce_op) if isinstance(tensor, Tensor) else tensor
+
+    def _user_module(self) -> pl.LightningModule:
+        module = self.lightning_module
+        if module is None:
+            raise RuntimeError("no LightningModule is connected to the strategy")
+        return module
