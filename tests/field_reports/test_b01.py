@@ -9,31 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch import Tensor
+from torch.utils.data import DataLoader, Sampler
 
 from hybrid_strategy import ParallelPlan
 from tests.support.gate import gate
+from tests.support.stacks import Blocks, Rows
 
 SCHEDULES = ["sequential", "GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"]
-
-
-class Rows(Dataset[tuple[Tensor, Tensor]]):
-    """Rows to fit; row `i` is `lengths[i]` long."""
-
-    def __init__(self, lengths: list[int]) -> None:
-        generator = torch.Generator().manual_seed(2)
-        self.rows = [torch.randn(length, 6, generator=generator) for length in lengths]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.rows[index], self.rows[index].sum(-1, keepdim=True)
 
 
 class Batches(Sampler[list[int]]):
@@ -50,35 +36,6 @@ class Batches(Sampler[list[int]]):
 
     def __len__(self) -> int:
         return len(self.sizes)
-
-
-class Blocks(pl.LightningModule):
-    """Four layers in a row that a pipeline may cut."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = Stack()
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return F.mse_loss(self.model(batch[0]), batch[1])
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
-
-
-class Stack(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
-        self.head = nn.Linear(6, 1)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        for layer in self.layers:
-            inputs = layer(inputs).tanh()
-        return self.head(inputs)
-
-    def parallel_plan(self) -> ParallelPlan:
-        return ParallelPlan(units=("layers.*", "head"))
 
 
 class Masked(Blocks):
