@@ -110,7 +110,7 @@ def test_more_stages_than_layers() -> None:
 
 def test_the_deepest_model_takes_no_time() -> None:
     shape = ModelShape(16384, 126, 128, 53248, 128256, 8192, num_key_value_heads=8)
-    start = time.perf_counter()
+    start = time.process_time()
     for num_stages in (2, 16, 63, 126):
         balance(unit_costs(shape), num_stages, layer_like(unit_names(shape)))
-    assert time.perf_counter() - start < 3
+    assert time.process_time() - start < 3

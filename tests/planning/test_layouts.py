@@ -263,7 +263,7 @@ def test_fewer_micro_batches_than_stages_run() -> None:
 
 
 def test_refusing_takes_no_time_for_a_large_and_awkward_world() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(LayoutError, match="or start 346500 processes"):
         resolve_layout(
             world_size=15120,
@@ -272,4 +272,4 @@ def test_refusing_takes_no_time_for_a_large_and_awkward_world() -> None:
             context_parallel_size=35,
             data_parallel_size=100,
         )
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
