@@ -5,6 +5,7 @@ Ties itself to its parent, sends its output to the rank's log, calls `function(r
 
 from __future__ import annotations
 
+import gc
 import os
 import pkgutil
 import sys
@@ -32,6 +33,14 @@ def run(target: str, run_dir: Path, rank: int) -> int:
     return 0
 
 
+def leave_groups() -> None:
+    """Ends the threads of all process groups: one that still runs while the interpreter is taken apart aborts the process."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+        gc.collect()
+
+
 def main() -> None:
     """Runs and leaves without waiting for what a dead peer will never answer."""
     parent_death.guard()
@@ -40,6 +49,7 @@ def main() -> None:
     sys.stderr.flush()
     if code:
         os._exit(code)
+    leave_groups()
 
 
 if __name__ == "__main__":
