@@ -14,6 +14,7 @@ from hybrid_strategy.errors import ConfigError, message
 from hybrid_strategy.planning.batches import MICROBATCHES_PER_RANK, resolve_batch
 from hybrid_strategy.planning.build_plan import Decisions, build_plan
 from hybrid_strategy.planning.layouts import check_layout, find_schedule, resolve_layout
+from hybrid_strategy.planning.refusals import check_reduce_dtype
 from hybrid_strategy.spec.batch import BatchSpec
 from hybrid_strategy.spec.layout import Layout
 from hybrid_strategy.spec.model_shape import ModelShape
@@ -67,6 +68,7 @@ def by_full_key(text: str) -> str:
 
 def _planned(config: RunConfig, world: World) -> Plan:
     given = config.strategy
+    check_reduce_dtype(given.reduce_dtype)
     layout = resolve_layout(
         world_size=world.size,
         data_parallel_size=given.data_parallel_size,

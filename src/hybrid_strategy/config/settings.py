@@ -39,6 +39,7 @@ class StrategySettings:
     process_group_backend: str | None = None
     timeout: float = 1800.0
     seed: int | None = None
+    reduce_dtype: str | None = None
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,9 @@ class StageRunner(Protocol):
     def weights(self, stage: int) -> list[nn.Parameter]:
         """The trainable parameters of a stage; asked for by schedules that split the backward pass."""
 
+    def before_backward(self, stage: int, micro_batch: int) -> None:
+        """Called before the pass that makes the gradients of this stage's weights."""
+
     def after_backward(self, stage: int, micro_batch: int) -> None:
         """Called when all gradients of this stage and micro-batch are there."""
 
@@ -168,6 +171,7 @@ class _Run:
     def _backward(self, cell: Cell) -> None:
         held = self.held.pop((cell.stage, cell.micro_batch))
         gradients = self._output_gradients(cell, held.outputs)
+        self.runner.before_backward(cell.stage, cell.micro_batch)
         if held.outputs:
             torch.autograd.backward(held.outputs, gradients)
         self._return_gradients(cell, held.inputs)
@@ -181,6 +185,7 @@ class _Run:
 
     def _backward_weight(self, cell: Cell) -> None:
         held = self.held.pop((cell.stage, cell.micro_batch))
+        self.runner.before_backward(cell.stage, cell.micro_batch)
         if held.weight_work is not None:
             backward_weight(held.weight_work)
         self.runner.after_backward(cell.stage, cell.micro_batch)

@@ -71,6 +71,7 @@ class HybridParallelStrategy(WorldStrategy):
         process_group_backend: default: `nccl` on GPUs, `gloo` on CPUs.
         timeout: seconds (or a timedelta) after which a collective that does not end is an error.
         seed: of first values and of the order of samples; default: that of `seed_everything`, else 0.
+        reduce_dtype: `float32` or `bfloat16`, in which gradients are summed over data-parallel ranks; default: their own type.
 
     Raises:
         ConfigError: the settings exclude each other, or a name is not known.
@@ -98,6 +99,7 @@ class HybridParallelStrategy(WorldStrategy):
         process_group_backend: str | None = None,
         timeout: float | timedelta = 1800.0,
         seed: int | None = None,
+        reduce_dtype: str | None = None,
         *,
         accelerator: pl.accelerators.Accelerator | None = None,
         parallel_devices: list[torch.device] | None = None,
@@ -124,6 +126,7 @@ class HybridParallelStrategy(WorldStrategy):
             process_group_backend=process_group_backend,
             timeout=timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout),
             seed=seed,
+            reduce_dtype=reduce_dtype,
         )
         self._layout: Layout | None = None
         self._groups: Groups | None = None
@@ -229,6 +232,7 @@ class HybridParallelStrategy(WorldStrategy):
             seed=run_seed(self.options.seed),
             stage_cuts=self.options.stage_cuts,
         )
+        self._made.sharding.reduce_dtype = getattr(torch, self.options.reduce_dtype) if self.options.reduce_dtype else None
         seed_rank(self.layout, self.groups.coordinate, run_seed(self.options.seed))
         remember(module, self._made, self.groups, self.options.stage_cuts)
         self._make_engine(module, plan)

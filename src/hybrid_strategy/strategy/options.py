@@ -10,7 +10,7 @@ from typing import Any
 from hybrid_strategy.errors import LayoutError, message
 from hybrid_strategy.planning.batches import default_num_microbatches
 from hybrid_strategy.planning.layouts import check_layout, find_schedule, resolve_layout
-from hybrid_strategy.planning.refusals import check_whole
+from hybrid_strategy.planning.refusals import check_reduce_dtype, check_whole
 from hybrid_strategy.spec.layout import Layout
 from hybrid_strategy.spec.parallel_plan import ParallelPlan
 
@@ -36,6 +36,7 @@ class Options:
     process_group_backend: str | None
     timeout: timedelta
     seed: int | None
+    reduce_dtype: str | None
 
     def layout(self, world_size: int) -> Layout:
         """The layout of `world_size` processes.
@@ -78,6 +79,7 @@ def make_options(**given: Any) -> Options:
         raise LayoutError(message("micro_batch_size", given["micro_batch_size"], rule, numbers, advice))
     wholes = ("num_microbatches", "micro_batch_size")
     check_whole({key: given[key] for key in wholes if given[key] is not None})
+    check_reduce_dtype(given["reduce_dtype"])
     given["schedule"] = find_schedule(given["schedule"]).name
     check_layout(Layout(sharding=given["sharding"], activation_checkpoint=given["activation_checkpoint"]))
     if given["stage_cuts"] is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 from hybrid_strategy.distributed.groups import Groups
+from hybrid_strategy.parallel.parameters import Slot
 from hybrid_strategy.parallel.player import Player
 from hybrid_strategy.parallel.stages import StageNow, StageOutput
 from hybrid_strategy.parallel.transport import Transport
@@ -63,6 +65,9 @@ class StepEngine:
         self._play: Play | None = None
         self._last_batch: tuple[Any, float] = (None, 0.0)
         self._correction = 1.0
+        self._batches_in_window = 0
+        self._last_backwards: frozenset[tuple[int, int]] = frozenset()
+        self._in_one_stage = self._slots_in_one_stage()
         self.last_loss: Tensor | None = None
 
     def table(self, num_microbatches: int, train: bool) -> ScheduleTable:
@@ -139,7 +144,18 @@ class StepEngine:
 
     def hand_over(self, gradient_scale: float) -> None:
         """Adds the gradients of the last `train` to the accumulation window; `gradient_scale` is what autograd asks for."""
+        self._batches_in_window += 1
         self.made.sharding.hand_over(gradient_scale * self._correction)
+
+    def reduce(self) -> None:
+        """The accumulation window ends: sums its gradients over the data-parallel ranks."""
+        self._batches_in_window = 0
+        self.made.sharding.reduce()
+
+    def reduce_early(self) -> None:
+        """The next batch ends the window: its gradients go out as they come, where the window holds no others."""
+        if not self._batches_in_window:
+            self.made.sharding.reduce_early(self._in_one_stage)
 
     # ------------------------------------------------------------------------------------------------ StageRunner
 
@@ -160,10 +176,22 @@ class StepEngine:
     def weights(self, stage: int) -> list[nn.Parameter]:
         return [slot.parameter for slot in self.made.stage_slots[stage] if slot.parameter.requires_grad]
 
+    def before_backward(self, stage: int, micro_batch: int) -> None:
+        if (stage, micro_batch) in self._last_backwards:
+            self.made.sharding.before_last_backward(self.made.stage_slots[stage])
+
     def after_backward(self, stage: int, micro_batch: int) -> None:
         self.made.sharding.after_backward(self.made.stage_slots[stage])
+        if (stage, micro_batch) in self._last_backwards:
+            self.made.sharding.after_last_backward(self.made.stage_slots[stage])
 
     # ---------------------------------------------------------------------------------------------------- details
+
+    def _slots_in_one_stage(self) -> list[Slot]:
+        """Parameters whose gradient is whole after the last backward of one stage of this rank, without the help of others."""
+        stages = Counter(id(slot) for slots in self.made.stage_slots.values() for slot in slots)
+        whole = [slot for slot in self.made.slots if not slot.holders and not slot.spec.partial_gradient]
+        return [slot for slot in whole if stages[id(slot)] == 1]
 
     @property
     def _now(self) -> Play:
@@ -211,7 +239,9 @@ class StepEngine:
         signatures = [_signature(each) for each in play.cut.micro_batches]
         self.made.sharding.begin()
         try:
-            self.player.play(self.table(len(play.cut.rows), train), self, signatures)
+            table = self.table(len(play.cut.rows), train)
+            self._last_backwards = table.last_backwards(self._rank) if train else frozenset()
+            self.player.play(table, self, signatures)
         finally:
             self._play = None
             self.made.sharding.end()

@@ -40,6 +40,8 @@ class Steps:
     def train(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Plays forward and backward; Lightning's own backward on the loss returned hands the gradients over."""
         scale = loss_scale(self._plugin) / self._module.trainer.accumulate_grad_batches
+        if _lightning.ready_to_step(self._module.trainer):
+            self._engine.reduce_early()
         loss, output = self._engine.train(self.call("train", args, kwargs), scale)
         carried = loss_with_hand_over(loss, lambda gradient: self._receive(gradient, scale))
         return {**output, "loss": carried} if isinstance(output, Mapping) else carried
@@ -87,4 +89,4 @@ class Steps:
         """Called by autograd where Lightning runs backward."""
         self._engine.hand_over(gradient.item() / scale)
         if _lightning.ready_to_step(self._module.trainer):
-            self._engine.made.sharding.reduce()
+            self._engine.reduce()

@@ -28,6 +28,9 @@ class Sharding(ABC):
         device: where parameters live.
     """
 
+    reduce_dtype: torch.dtype | None = None
+    """The type in which gradients travel and are summed over data-parallel ranks; `None`: their own."""
+
     def __init__(self, slots: Sequence[Slot], groups: Groups, device: torch.device) -> None:
         self.slots, self.groups, self.device = list(slots), groups, device
         self._fresh: list[Tensor | None] = []
@@ -53,6 +56,15 @@ class Sharding(ABC):
 
     def end(self) -> None:
         """Shows the optimizer's parameters in the module again."""
+
+    def reduce_early(self, slots: Sequence[Slot]) -> None:
+        """The next play is the only one of its window: gradients of `slots`, each in one stage, may be reduced as they come."""
+
+    def before_last_backward(self, slots: Sequence[Slot]) -> None:
+        """Called before the last backward pass of the stage that holds `slots`."""
+
+    def after_last_backward(self, slots: Sequence[Slot]) -> None:
+        """Called after it."""
 
     def after_backward(self, slots: Sequence[Slot]) -> None:
         """Called after each backward pass of the stage that holds `slots`."""
@@ -112,13 +124,18 @@ class Presence:
         return {index for index in self._missing if self._counts[index].item() == 0}
 
 
-def sum_over(slots: Sequence[Slot], gradients: list[Tensor | None], group: dist.ProcessGroup | None) -> list[Tensor | None]:
-    """Sums gradients over `group`; returns them with zeros where only other ranks had one, `None` where nobody had."""
+def sum_over(
+    slots: Sequence[Slot],
+    gradients: list[Tensor | None],
+    group: dist.ProcessGroup | None,
+    dtype: torch.dtype | None = None,
+) -> list[Tensor | None]:
+    """Sums gradients over `group`, as `dtype`; zeros where only other ranks had one, `None` where nobody had."""
     if group is None or not slots:
         return gradients
     presence = Presence(gradients, group, _device_of(slots))
     filled = [torch.zeros_like(slot.parameter) if g is None else g for slot, g in zip(slots, gradients, strict=True)]
-    all_reduce_coalesced(filled, group)
+    all_reduce_coalesced(filled, group, dtype)
     absent = presence.absent_everywhere()
     return [None if index in absent else gradient for index, gradient in enumerate(filled)]
 

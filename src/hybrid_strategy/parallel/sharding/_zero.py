@@ -24,7 +24,8 @@ from hybrid_strategy.parallel.sharding._base import (
     sum_over,
     sum_partial,
 )
-from hybrid_strategy.parallel.sharding._flat import FlatLayout, all_gather, reduce_scatter
+from hybrid_strategy.parallel.sharding._early import EarlyReduction, Finish
+from hybrid_strategy.parallel.sharding._flat import FlatLayout, all_gather, reduce_scatter, reduce_scatter_started
 from hybrid_strategy.spec.shard import even_chunk
 
 
@@ -43,6 +44,7 @@ class RowSharding(Sharding):
         self._rows: dict[str, nn.Parameter] = {}
         self._window: list[Tensor | None] = [None] * len(self.slots)
         self._stale = False
+        self._early = EarlyReduction(self._start)
         for slot in self.slots:
             if slot.spec.sizes:
                 start, size = even_chunk(slot.spec.sizes[0], self._parts, self._index)
@@ -68,42 +70,90 @@ class RowSharding(Sharding):
     def mark_changed(self) -> None:
         self._stale = True
 
+    def reduce_early(self, slots: Sequence[Slot]) -> None:
+        if self.groups.data is not None:
+            self._early.want([slot for slot in slots if slot.spec.sizes])
+
+    def before_last_backward(self, slots: Sequence[Slot]) -> None:
+        self._early.expect(slots)
+
+    def after_last_backward(self, slots: Sequence[Slot]) -> None:
+        self._early.complete(slots)
+
     def begin(self) -> None:
         if self._stale:
             self._gather()
         for slot in self.slots:
             slot.parameter.requires_grad_(self.optimizer_parameter(slot).requires_grad)
             slot.put(slot.parameter)
+        self._early.begin()
 
     def end(self) -> None:
         for slot in self.slots:
             slot.put(self.optimizer_parameter(slot))
 
     def take(self) -> None:
+        self._early.flush()
         self._fresh = [slot.parameter.grad for slot in self.slots]
         for slot in self.slots:
             slot.parameter.grad = None
 
     def hand_over(self, scale: float) -> None:
+        self._early.scale = scale
         self._window = accumulated(self._window, scaled(self._fresh, scale))
         self._fresh = []
 
     def reduce(self) -> None:
         chosen = [index for index, slot in enumerate(self.slots) if self.optimizer_parameter(slot).requires_grad]
+        early = [self.slots[index] for index in chosen if self._early.covers(self.slots[index])]
+        chosen = [index for index in chosen if not self._early.covers(self.slots[index])]
         slots = [self.slots[index] for index in chosen]
         gradients = sum_partial(slots, [self._window[index] for index in chosen], self.groups)
         self._window = [None] * len(self.slots)
         self._reduce_scalars(slots, gradients)
         rows = [index for index, slot in enumerate(slots) if slot.spec.sizes]
-        presence = Presence([gradients[index] for index in rows], self.groups.data, self.device)
-        absent = {rows[index] for index in presence.absent_everywhere()}
-        for bucket in buckets([slots[index].parameter for index in rows]):
-            self._reduce_bucket(slots, [rows[index] for index in bucket], gradients, absent)
+        if rows:
+            presence = Presence([gradients[index] for index in rows], self.groups.data, self.device)
+            absent = {rows[index] for index in presence.absent_everywhere()}
+            for bucket in buckets([slots[index].parameter for index in rows]):
+                self._reduce_bucket(slots, [rows[index] for index in bucket], gradients, absent)
+        self._finish_early(early)
+
+    def _start(self, slots: list[Slot]) -> Finish:
+        """Starts the reduce-scatter of a bucket and gives its whole gradients back."""
+        parameters = [slot.parameter for slot in slots]
+        layout = FlatLayout(tuple(tuple(each.shape) for each in parameters), self._parts)
+        whole = [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
+        buffer = layout.pack(whole, self.reduce_dtype)
+        for each in parameters:
+            each.grad = None
+        del whole
+        block, work = reduce_scatter_started(buffer, self.groups.shard)
+
+        def finish() -> list[Tensor]:
+            if work is not None:
+                work.wait()
+            all_reduce_coalesced([block], self.groups.replicate)
+            return layout.shards(block.to(parameters[0].dtype), self._index)
+
+        return finish
+
+    def _finish_early(self, slots: list[Slot]) -> None:
+        """Puts what was reduced early into place; a gradient that no rank has stays absent."""
+        if not slots:
+            return
+        marks = [slot.parameter if slot.name in self._early.present else None for slot in slots]
+        presence, scale = Presence(marks, self.groups.data, self.device), self._early.scale
+        found = {slot.name: gradient for slot, gradient in self._early.finish()}
+        absent = presence.absent_everywhere()
+        reduced = scaled([None if index in absent else found[slot.name] for index, slot in enumerate(slots)], scale)
+        for slot, gradient in zip(slots, reduced, strict=True):
+            self._rows[slot.name].grad = gradient
 
     def _reduce_scalars(self, slots: list[Slot], gradients: list[Tensor | None]) -> None:
         """Parameters without a dimension are not sharded: their gradients are all-reduced."""
         chosen = [index for index, slot in enumerate(slots) if not slot.spec.sizes]
-        summed = sum_over([slots[i] for i in chosen], [gradients[i] for i in chosen], self.groups.data)
+        summed = sum_over([slots[i] for i in chosen], [gradients[i] for i in chosen], self.groups.data, self.reduce_dtype)
         for index, gradient in zip(chosen, summed, strict=True):
             slots[index].parameter.grad = gradient
 
@@ -111,13 +161,14 @@ class RowSharding(Sharding):
         parameters = [slots[index].parameter for index in bucket]
         layout = FlatLayout(tuple(tuple(each.shape) for each in parameters), self._parts)
         whole = [gradients[i] if gradients[i] is not None else torch.zeros_like(slots[i].parameter) for i in bucket]
-        buffer = layout.pack([each for each in whole if each is not None])
+        buffer = layout.pack([each for each in whole if each is not None], self.reduce_dtype)
         del whole
         if self._free_early:
             for index in bucket:
                 gradients[index] = None
-        block = reduce_scatter(buffer, self.groups.shard) if self.groups.shard is not None else buffer[0]
+        block = reduce_scatter(buffer, self.groups.shard)
         all_reduce_coalesced([block], self.groups.replicate)
+        block = block.to(parameters[0].dtype)
         for index, piece in zip(bucket, layout.shards(block, self._index), strict=True):
             self._rows[slots[index].name].grad = None if index in absent else piece
 

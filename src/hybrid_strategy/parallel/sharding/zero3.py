@@ -56,8 +56,8 @@ class _Unit:
             for slot in self.slots:
                 slot.parameter.untyped_storage().resize_(0)
 
-    def scatter_gradients(self) -> dict[str, Tensor]:
-        """Reduce-scatters the whole gradients of one backward pass; returns rows for the parameters that take part."""
+    def scatter_gradients(self, dtype: torch.dtype | None) -> dict[str, Tensor]:
+        """Reduce-scatters the whole gradients of one backward pass, as `dtype`; rows of the parameters that take part."""
         slots = [slot for slot in self.slots if self._rows[slot.name].requires_grad]
         if not slots:
             return {}
@@ -70,8 +70,8 @@ class _Unit:
         for slot in slots:
             slot.parameter.grad = None
         layout = FlatLayout(tuple(slot.spec.sizes for slot in slots), self._parts)
-        buffer = layout.pack(whole)
-        block = buffer[0] if self._groups.shard is None else reduce_scatter(buffer, self._groups.shard)
+        buffer = layout.pack(whole, dtype)
+        block = reduce_scatter(buffer, self._groups.shard).to(whole[0].dtype)
         return {slot.name: piece for slot, piece in zip(slots, layout.shards(block, self._index), strict=True)}
 
 
@@ -170,7 +170,7 @@ class UnitSharding(Sharding):
 
     def _scatter(self, unit: _Unit) -> None:
         self._touched.update(slot.name for slot in unit.slots if slot.parameter.grad is not None)
-        for name, piece in unit.scatter_gradients().items():
+        for name, piece in unit.scatter_gradients(self.reduce_dtype).items():
             if name in self._fresh_rows:
                 self._fresh_rows[name].add_(piece)
             else:
@@ -216,8 +216,9 @@ class UnitSharding(Sharding):
         presence = Presence(marks, self.groups.data, self.device)
         gradients = sum_partial(slots, [self.optimizer_parameter(slot).grad for slot in slots], self.groups)
         present = [(slot, gradient) for slot, gradient in zip(slots, gradients, strict=True) if gradient is not None]
-        all_reduce_coalesced([gradient for slot, gradient in present if slot.spec.sizes], self.groups.replicate)
-        all_reduce_coalesced([gradient for slot, gradient in present if not slot.spec.sizes], self.groups.data)
+        dtype = self.reduce_dtype
+        all_reduce_coalesced([gradient for slot, gradient in present if slot.spec.sizes], self.groups.replicate, dtype)
+        all_reduce_coalesced([gradient for slot, gradient in present if not slot.spec.sizes], self.groups.data, dtype)
         absent = presence.absent_everywhere()
         for index, (slot, gradient) in enumerate(zip(slots, gradients, strict=True)):
             self.optimizer_parameter(slot).grad = None if index in absent else gradient
