@@ -45,3 +45,27 @@ def test_the_last_window_of_an_epoch_may_be_short(name: str) -> None:
     trainer = {"accumulate_grad_batches": 3}
     report = gate(partial(TinyLM, SHAPE, "sgd"), _data(rows), strategy, devices=devices, trainer=trainer, steps=4)
     assert report.same, str(report)
+
+
+class ZeroesSeldom(TinyLM):
+    """Accumulates by itself: zeroes its gradients at every third step only, and divides nothing."""
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        if batch_idx % 3 == 0:
+            optimizer.zero_grad()
+
+
+ZEROED: dict[str, tuple[int, dict[str, Any]]] = {
+    "dp2": (2, {}),
+    "tp2_sequence": (2, {"tensor_parallel_size": 2, "sequence_parallel": True}),
+    "dp2_zero1": (2, {"sharding": "zero1"}),
+    "dp4_zero3_replicas": (4, {"sharding": "zero3", "data_parallel_replicate_size": 2}),
+    "dp2_pp2": (4, PIPELINE),
+}
+
+
+@pytest.mark.parametrize("name", ZEROED)
+def test_gradients_that_the_user_does_not_zero_are_counted_once(name: str) -> None:
+    devices, strategy = ZEROED[name]
+    report = gate(partial(ZeroesSeldom, SHAPE, "sgd"), _data(96), strategy, devices=devices, steps=5)
+    assert report.same, str(report)

@@ -106,6 +106,28 @@ def accumulated(window: Sequence[Tensor | None], fresh: Sequence[Tensor | None])
     return [new if old is None else old for old, new in zip(window, fresh, strict=True)]
 
 
+class Kept:
+    """Gradients that were reduced before and that nobody has zeroed since: whole already, so they are added afterwards."""
+
+    def __init__(self) -> None:
+        self._whole = False
+        self._values: list[Tensor | None] = []
+
+    def set_aside(self, window: list[Tensor | None]) -> list[Tensor | None]:
+        """Takes them out of the window that now begins; returns what is left of it."""
+        if not self._whole:
+            return window
+        self._whole, self._values = False, window
+        return [None] * len(window)
+
+    def add_to(self, parameters: Sequence[nn.Parameter]) -> None:
+        """The window has been reduced into `.grad` of the parameters."""
+        for parameter, value in zip(parameters, self._values or [None] * len(parameters), strict=True):
+            if value is not None:
+                parameter.grad = value if parameter.grad is None else parameter.grad + value
+        self._whole, self._values = True, []
+
+
 class Presence:
     """Agrees on gradients that only some ranks have: those count as zeros elsewhere; one that nobody has stays absent."""
 

@@ -15,6 +15,7 @@ from hybrid_strategy.distributed.coalesced import all_reduce_coalesced, buckets
 from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.parallel.parameters import Slot
 from hybrid_strategy.parallel.sharding._base import (
+    Kept,
     Presence,
     Sharding,
     accumulated,
@@ -45,6 +46,8 @@ class RowSharding(Sharding):
         self._window: list[Tensor | None] = [None] * len(self.slots)
         self._stale = False
         self._early = EarlyReduction(self._start)
+        self._kept = Kept()
+        self._set_aside: list[Tensor | None] = []
         for slot in self.slots:
             if slot.spec.sizes:
                 start, size = even_chunk(slot.spec.sizes[0], self._parts, self._index)
@@ -86,6 +89,9 @@ class RowSharding(Sharding):
         for slot in self.slots:
             slot.parameter.requires_grad_(self.optimizer_parameter(slot).requires_grad)
             slot.put(slot.parameter)
+        self._set_aside = [slot.parameter.grad for slot in self.slots]  # of those without a dimension, which are not split
+        for slot in self.slots:
+            slot.parameter.grad = None
         self._early.begin()
 
     def end(self) -> None:
@@ -95,10 +101,14 @@ class RowSharding(Sharding):
     def take(self) -> None:
         self._early.flush()
         self._fresh = [slot.parameter.grad for slot in self.slots]
-        for slot in self.slots:
-            slot.parameter.grad = None
+        for slot, gradient in zip(self.slots, self._set_aside, strict=True):
+            slot.parameter.grad = gradient
+        self._set_aside = []
 
     def hand_over(self, scale: float) -> None:
+        updated = [self.optimizer_parameter(slot) for slot in self.slots]
+        for parameter, gradient in zip(updated, self._kept.set_aside([each.grad for each in updated]), strict=True):
+            parameter.grad = gradient
         self._early.scale = scale
         self._window = accumulated(self._window, scaled(self._fresh, scale))
         self._fresh = []
@@ -118,6 +128,7 @@ class RowSharding(Sharding):
             for bucket in buckets([slots[index].parameter for index in rows]):
                 self._reduce_bucket(slots, [rows[index] for index in bucket], gradients, absent)
         self._finish_early(early)
+        self._kept.add_to([self.optimizer_parameter(slot) for slot in self.slots])
 
     def _start(self, slots: list[Slot]) -> Finish:
         """Starts the reduce-scatter of a bucket and gives its whole gradients back."""

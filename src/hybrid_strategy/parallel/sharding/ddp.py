@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.parallel.parameters import Slot
 from hybrid_strategy.parallel.sharding._base import (
+    Kept,
     Presence,
     Sharding,
     accumulated,
@@ -30,6 +31,7 @@ class ReplicatedSharding(Sharding):
         super().__init__(slots, groups, device)
         self._window: list[Tensor | None] = []
         self._early = EarlyReduction(self._start)
+        self._kept = Kept()
         for slot in self.slots:
             owned_once(slot, groups.coordinate.data_parallel == 0)
 
@@ -65,7 +67,7 @@ class ReplicatedSharding(Sharding):
     def hand_over(self, scale: float) -> None:
         self._early.scale = scale
         fresh = scaled(self._fresh, scale)
-        window = [slot.parameter.grad for slot in self.slots]
+        window = self._kept.set_aside([slot.parameter.grad for slot in self.slots])
         for slot, gradient in zip(self.slots, accumulated(window, fresh), strict=True):
             slot.parameter.grad = gradient
         self._fresh = []
@@ -78,6 +80,7 @@ class ReplicatedSharding(Sharding):
         for slot, gradient in zip(slots, summed, strict=True):
             slot.parameter.grad = gradient
         self._finish_early(early)
+        self._kept.add_to([slot.parameter for slot in self.slots])
 
     def _start(self, slots: list[Slot]) -> Finish:
         """Starts the all-reduce of a bucket; the gradients become views of the message."""

@@ -16,6 +16,7 @@ from hybrid_strategy.distributed.coalesced import all_reduce_coalesced
 from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.parallel.parameters import Slot, fill
 from hybrid_strategy.parallel.sharding._base import (
+    Kept,
     Presence,
     Sharding,
     accumulated,
@@ -85,6 +86,7 @@ class UnitSharding(Sharding):
         self._fresh_rows: dict[str, Tensor] = {}
         self._touched: set[str] = set()
         self._window: list[Tensor | None] = []
+        self._kept = Kept()
         self._backward_unit: _Unit | None = None
         self._active = False
         for slot in self.slots:
@@ -205,7 +207,7 @@ class UnitSharding(Sharding):
         self._window = []
 
     def hand_over(self, scale: float) -> None:
-        window = [self.optimizer_parameter(slot).grad for slot in self.slots]
+        window = self._kept.set_aside([self.optimizer_parameter(slot).grad for slot in self.slots])
         for slot, gradient in zip(self.slots, accumulated(window, scaled(self._fresh, scale)), strict=True):
             self.optimizer_parameter(slot).grad = gradient
         self._fresh = []
@@ -223,6 +225,7 @@ class UnitSharding(Sharding):
         for index, (slot, gradient) in enumerate(zip(slots, gradients, strict=True)):
             self.optimizer_parameter(slot).grad = None if index in absent else gradient
         self._touched = set()
+        self._kept.add_to([self.optimizer_parameter(slot) for slot in self.slots])
 
 
 class Part:
