@@ -15,7 +15,6 @@ from hybrid_strategy.errors import LayoutError, NoLayoutFitsError, message
 from hybrid_strategy.planning.choices import divisors
 from hybrid_strategy.planning.forecast import Forecast, forecast
 from hybrid_strategy.planning.layouts import check_layout
-from hybrid_strategy.planning.limits import MAX_CONTEXT_PARALLEL_SIZE
 from hybrid_strategy.planning.memory import likely_peak_ledger, states_bytes_per_parameter
 from hybrid_strategy.planning.numerics import NUMERICS, Numerics
 from hybrid_strategy.planning.scenario import Scenario
@@ -166,7 +165,7 @@ def _sizes(question: Question) -> Iterator[tuple[Layout, int]]:
     """Every set of sizes, schedule and micro-batch; sharding and checkpoint are still the lightest."""
     shape, world = question.shape, question.processes
     for tensor in question.choices("tensor_parallel_size", _tensor_sizes(question)):
-        for context in question.choices("context_parallel_size", range(1, MAX_CONTEXT_PARALLEL_SIZE + 1)):
+        for context in question.choices("context_parallel_size", (1,)):
             left = world // (tensor * context)
             if tensor * context * left != world:
                 continue

@@ -38,8 +38,8 @@ class RowSharding(Sharding):
     def __init__(self, slots: Sequence[Slot], groups: Groups, device: torch.device, free_early: bool) -> None:
         super().__init__(slots, groups, device)
         self._free_early = free_early
-        self._parts = groups.layout.shard_size
-        self._index = groups.coordinate.data_parallel_shard
+        self._parts = groups.layout.state_shards
+        self._index = groups.state_shard
         self._rows: dict[str, nn.Parameter] = {}
         self._window: list[Tensor | None] = [None] * len(self.slots)
         self._stale = False
@@ -48,7 +48,7 @@ class RowSharding(Sharding):
                 start, size = even_chunk(slot.spec.sizes[0], self._parts, self._index)
                 slot.narrow_spec(start, size, slot.spec.owner and groups.coordinate.data_parallel_replicate == 0)
             else:
-                owned_once(slot, groups.coordinate.data_parallel == 0)
+                owned_once(slot, groups.is_first_replica)
 
     def optimizer_parameter(self, slot: Slot) -> nn.Parameter:
         return self._rows.get(slot.name, slot.parameter)
@@ -95,7 +95,7 @@ class RowSharding(Sharding):
         self._window = [None] * len(self.slots)
         self._reduce_scalars(slots, gradients)
         rows = [index for index, slot in enumerate(slots) if slot.spec.sizes]
-        presence = Presence([gradients[index] for index in rows], self.groups.data, self.device)
+        presence = Presence([gradients[index] for index in rows], self.groups.gradient, self.device)
         absent = {rows[index] for index in presence.absent_everywhere()}
         for bucket in buckets([slots[index].parameter for index in rows]):
             self._reduce_bucket(slots, [rows[index] for index in bucket], gradients, absent)
@@ -103,7 +103,7 @@ class RowSharding(Sharding):
     def _reduce_scalars(self, slots: list[Slot], gradients: list[Tensor | None]) -> None:
         """Parameters without a dimension are not sharded: their gradients are all-reduced."""
         chosen = [index for index, slot in enumerate(slots) if not slot.spec.sizes]
-        summed = sum_over([slots[i] for i in chosen], [gradients[i] for i in chosen], self.groups.data)
+        summed = sum_over([slots[i] for i in chosen], [gradients[i] for i in chosen], self.groups.gradient)
         for index, gradient in zip(chosen, summed, strict=True):
             slots[index].parameter.grad = gradient
 

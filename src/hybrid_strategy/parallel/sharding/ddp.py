@@ -27,7 +27,7 @@ class ReplicatedSharding(Sharding):
         super().__init__(slots, groups, device)
         self._window: list[Tensor | None] = []
         for slot in self.slots:
-            owned_once(slot, groups.coordinate.data_parallel == 0)
+            owned_once(slot, groups.is_first_replica)
 
     def optimizer_parameter(self, slot: Slot) -> nn.Parameter:
         return slot.parameter
@@ -56,7 +56,7 @@ class ReplicatedSharding(Sharding):
     def reduce(self) -> None:
         slots = self.trainable
         gradients = sum_partial(slots, [slot.parameter.grad for slot in slots], self.groups)
-        for slot, gradient in zip(slots, sum_over(slots, gradients, self.groups.data), strict=True):
+        for slot, gradient in zip(slots, sum_over(slots, gradients, self.groups.gradient), strict=True):
             slot.parameter.grad = gradient
 
 
