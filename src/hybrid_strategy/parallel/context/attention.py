@@ -81,13 +81,15 @@ def whole_attention(region: ContextRegion, recomputed: bool) -> Iterator[None]:
 
 @contextmanager
 def _function(attention: Callable[..., Tensor]) -> Iterator[None]:
-    """Puts `attention` where models look for it."""
-    before = F.scaled_dot_product_attention
+    """Puts `attention` where models look for it; torch's own layers look there too, but for their fast path in evaluation."""
+    before, fast = F.scaled_dot_product_attention, torch.backends.mha.get_fastpath_enabled()
     F.scaled_dot_product_attention = attention
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
         F.scaled_dot_product_attention = before
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def _attend(

@@ -7,11 +7,15 @@ computes in float32 on a short sequence, without dropout, and touches neither th
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from hybrid_strategy.errors import ConfigError, ModelError, message
 from hybrid_strategy.parallel.context.arguments import UnitCall
@@ -143,8 +147,23 @@ def _scattered(region: ContextRegion, tensor: Tensor, scattered: bool) -> Tensor
     return tensor.chunk(region.tensor_size, 1)[region.tensor_group.rank()]
 
 
+class _TensorsStay(TorchFunctionMode):
+    """Copies of objects share their tensors, which autograd may know and which are not changed in place."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] if func is Tensor.__deepcopy__ else func(*args, **(kwargs or {}))
+
+
+def _is_no_container(value: Any) -> bool:
+    return isinstance(value, _Short) or not (isinstance(value, Mapping | list | tuple) or dataclasses.is_dataclass(value))
+
+
 def _run(copied: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]], pick: Any) -> list[Tensor]:
-    args, kwargs = map_tensors(lambda _, each: pick(each), given, is_leaf=lambda value: isinstance(value, _Short))
+    """The outputs; an object such as a cache of keys is copied, so that the call to come finds it as it was."""
+    with _TensorsStay():
+        args, kwargs = map_tensors(
+            lambda _, each: pick(each) if isinstance(each, _Short) else copy.deepcopy(each), given, is_leaf=_is_no_container
+        )
     return [whole_of(each) if isinstance(each, Shell) else each for _, each in tensors_of(copied(*args, **kwargs))]
 
 
