@@ -35,6 +35,9 @@ STAGES_PER_RANK = (2, 3, 4, 6, 8)
 UNEVEN = 1.15
 """The largest stage of an interleaved pipeline may hold so many times the mean."""
 
+CHUNK = 4096
+"""The fewest positions of a chunk of a sequence for which context parallelism is tried, where it is not asked for."""
+
 NEARLY = 1.03
 """Step times closer than this are not told apart: the layout that splits the model less is chosen, then that with less memory."""
 
@@ -165,7 +168,7 @@ def _sizes(question: Question) -> Iterator[tuple[Layout, int]]:
     """Every set of sizes, schedule and micro-batch; sharding and checkpoint are still the lightest."""
     shape, world = question.shape, question.processes
     for tensor in question.choices("tensor_parallel_size", _tensor_sizes(question)):
-        for context in question.choices("context_parallel_size", (1,)):
+        for context in question.choices("context_parallel_size", _context_sizes(question)):
             left = world // (tensor * context)
             if tensor * context * left != world:
                 continue
@@ -190,6 +193,12 @@ def _tensor_sizes(question: Question) -> list[int]:
     shape, sequence = question.shape, question.shape.sequence_length
     heads = [size for size in divisors(shape.kv_heads) if shape.num_attention_heads % size == 0 and sequence % size == 0]
     return [size for size in heads if size <= question.cluster.domain_size and question.processes % size == 0]
+
+
+def _context_sizes(question: Question) -> list[int]:
+    """Divisors of the processes that leave long chunks: with short ones attention waits for keys and values."""
+    chunks = [(size, question.shape.sequence_length / (2 * size)) for size in divisors(question.processes)]
+    return [size for size, chunk in chunks if size == 1 or (chunk.is_integer() and chunk >= CHUNK)]
 
 
 def _scheduled(question: Question, base: Layout) -> Iterator[tuple[Layout, int]]:
@@ -239,7 +248,7 @@ def _even_enough(layers: int, stages: int, chunks: int) -> bool:
 def _shardings(question: Question, layout: Layout) -> Iterator[Layout]:
     """Lightest first. Sharding costs no more than plain data parallelism up to `zero2`, so `ddp` comes in only if asked for."""
     data = layout.data_parallel_size
-    usual = ("zero1", "zero2", "zero3") if data > 1 else ("ddp",)
+    usual = ("zero1", "zero2", "zero3") if data * layout.context_parallel_size > 1 else ("ddp",)
     for sharding in question.choices("sharding", usual):
         groups = [1]
         inside = max(1, question.cluster.domain_size // layout.tensor_parallel_size)
@@ -253,7 +262,7 @@ def _lightest(question: Question, layout: Layout, micro_batch: int) -> Iterator[
     """Sharding and checkpoint from light to heavy, until one without recomputation fits."""
     for sharded in _shardings(question, layout):
         scenario = question.scenario(sharded, micro_batch)
-        share = states_bytes_per_parameter(question.numerics, sharded.sharding, sharded.shard_size)
+        share = states_bytes_per_parameter(question.numerics, sharded.sharding, sharded.state_shards)
         hopeless = share * scenario.rank_parameters(0) > question.cluster.memory_bytes
         kinds = question.choices("activation_checkpoint", ACTIVATION_CHECKPOINTS)
         for kind in kinds[-1:] if hopeless else kinds:

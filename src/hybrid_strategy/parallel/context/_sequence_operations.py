@@ -86,6 +86,11 @@ def _over_last(func: Callable[..., Any], shell: SplitSequence, *args: Any, **kwa
     return shell.like(func(shell.local, *args, **kwargs))
 
 
+def _matmul(func: Callable[..., Any], shell: SplitSequence, other: Any) -> Any:
+    fits = isinstance(other, Tensor) and other.dim() == 2 and shell.cut_dim < shell.dim() - 1
+    return shell.like(func(shell.local, other)) if fits else NotImplemented
+
+
 def _reshape(_: Callable[..., Any], shell: SplitSequence, *shape: Any, **kwargs: Any) -> Any:
     sizes = list(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else list(shape)
     if kwargs or not sizes or not all(isinstance(each, int) for each in sizes) or shell.span.scattered:
@@ -215,6 +220,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     **LOSSES,
     **dict.fromkeys(_REDUCTIONS, _along_others),
     **dict.fromkeys(("linear", "layer_norm", "rms_norm"), _over_last),
+    **dict.fromkeys(("matmul", "__matmul__"), _matmul),
     **dict.fromkeys(("split", "chunk"), _pieces),
     "view": _reshape,
     "reshape": _reshape,
