@@ -159,7 +159,7 @@ MODEL_REFUSED = [
     ),
     (
         {"world_size": 8, "context_parallel_size": 2, "tensor_parallel_size": 4, "sequence_parallel": True},
-        {"shape": replace(SHAPE, sequence_length=36)},
+        {"shape": replace(SHAPE, sequence_length=36, num_key_value_heads=4)},
         "sequence_length is 36: sequence_parallel splits it evenly over the tensor-parallel ranks. 4 (tensor) x 2 (context) = 8 "
         "does not divide 36. Set 32 or 40, or sequence_parallel=false.",
     ),

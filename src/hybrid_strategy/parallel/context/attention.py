@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache, partial, wraps
+from functools import cache, partial, wraps
 from typing import Any
 
 import torch
@@ -32,10 +32,11 @@ SEQUENCE_DIM = -2
 _attention = F.scaled_dot_product_attention
 
 
-@lru_cache(maxsize=64)
+@cache
 def _causal(queries: int, keys: int) -> Tensor:
-    """The mask of the last `queries` positions of `keys`, which no kernel needs in memory; made outside of dispatch modes."""
-    return causal_lower_right(queries, keys)
+    """The mask of the last `queries` positions of `keys`, two numbers; it cannot be made within a dispatch mode."""
+    with torch.inference_mode(False):
+        return causal_lower_right(queries, keys)
 
 
 def prepare_masks(region: ContextRegion, length: int) -> None:
@@ -112,7 +113,8 @@ def _attend(
     run = partial(_on_whole, SequenceSpan.of(region, length), attn_mask, dropout_p, is_causal, options)
     if recomputed or not torch.is_grad_enabled() or not (key.requires_grad or value.requires_grad):
         return run(query, key, value)
-    result: Tensor = checkpoint(run, query, key, value, use_reentrant=False, context_fn=selective_contexts)
+    again: dict[str, Any] = {"preserve_rng_state": dropout_p > 0.0, "context_fn": selective_contexts}
+    result: Tensor = checkpoint(run, query, key, value, use_reentrant=False, **again)
     return result
 
 

@@ -50,12 +50,12 @@ def _gather(part: Tensor, span: SequenceSpan) -> Tensor:
     if missing:
         part = torch.cat((part, part.new_zeros(missing, *part.shape[1:])))
     gathered = collectives.all_gather(part, span.region.group, dim=0)
-    return gathered.index_select(0, span.slots().to(part.device))
+    return gathered.index_select(0, span.slots(part.device))
 
 
 def _scatter(whole: Tensor, span: SequenceSpan) -> Tensor:
     buffer = whole.new_zeros(span.region.size * span.longest, *whole.shape[1:])
-    buffer.index_copy_(0, span.slots().to(whole.device), whole)
+    buffer.index_copy_(0, span.slots(whole.device), whole)
     return collectives.reduce_scatter(buffer, span.region.group, dim=0)[: len(span.own)]
 
 

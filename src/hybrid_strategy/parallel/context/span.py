@@ -6,6 +6,7 @@ causal mask position i attends to i+1 others, and so every rank has the same wor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -22,8 +23,24 @@ def balanced_positions(length: int, size: int) -> tuple[Tensor, ...]:
     >>> [each.tolist() for each in balanced_positions(8, 2)]
     [[0, 1, 6, 7], [2, 3, 4, 5]]
     """
-    chunks = torch.arange(length).chunk(2 * size)
-    return tuple(torch.cat((chunks[rank], chunks[-1 - rank])) for rank in range(size))
+    with torch.inference_mode(False):  # what is made in evaluation serves training too
+        chunks = torch.arange(length).chunk(2 * size)
+        return tuple(torch.cat((chunks[rank], chunks[-1 - rank])) for rank in range(size))
+
+
+@lru_cache(maxsize=64)
+def _balanced_slots(length: int, size: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return _slots(balanced_positions(length, size), length).to(device)
+
+
+def _slots(positions: Sequence[Tensor], length: int) -> Tensor:
+    """Where each position lies when the ranks' parts stand one after another, each as long as the longest."""
+    longest = max(len(each) for each in positions)
+    slots = torch.empty(length, dtype=torch.int64)
+    for rank, held in enumerate(positions):
+        slots[held] = rank * longest + torch.arange(len(held))
+    return slots
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,13 +109,11 @@ class SequenceSpan:
         """This rank's part of a tensor whose dimension `dim` is whole; differentiable."""
         return whole.index_select(dim, self.own_index(whole.device))
 
-    def slots(self) -> Tensor:
+    def slots(self, device: torch.device) -> Tensor:
         """Where each position lies when the ranks' parts stand one after another, each as long as the longest."""
-        longest = self.longest
-        slots = torch.empty(self.length, dtype=torch.int64)
-        for rank, held in enumerate(self.positions):
-            slots[held] = rank * longest + torch.arange(len(held))
-        return slots
+        if not self.changed:
+            return _balanced_slots(self.length, self.region.size, device)
+        return _slots(self.positions, self.length).to(device)
 
     @property
     def longest(self) -> int:
