@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from hybrid_strategy.errors import LayoutError, NoLayoutFitsError, message
-from hybrid_strategy.planning.choices import divisors
+from hybrid_strategy.planning.choices import context_sizes, divisors
 from hybrid_strategy.planning.forecast import Forecast, forecast
 from hybrid_strategy.planning.layouts import check_layout
 from hybrid_strategy.planning.memory import likely_peak_ledger, states_bytes_per_parameter
@@ -34,9 +34,6 @@ STAGES_PER_RANK = (2, 3, 4, 6, 8)
 
 UNEVEN = 1.15
 """The largest stage of an interleaved pipeline may hold so many times the mean."""
-
-CHUNK = 4096
-"""The fewest positions of a chunk of a sequence for which context parallelism is tried, where it is not asked for."""
 
 NEARLY = 1.03
 """Step times closer than this are not told apart: the layout that splits the model less is chosen, then that with less memory."""
@@ -168,7 +165,7 @@ def _sizes(question: Question) -> Iterator[tuple[Layout, int]]:
     """Every set of sizes, schedule and micro-batch; sharding and checkpoint are still the lightest."""
     shape, world = question.shape, question.processes
     for tensor in question.choices("tensor_parallel_size", _tensor_sizes(question)):
-        for context in question.choices("context_parallel_size", _context_sizes(question)):
+        for context in question.choices("context_parallel_size", context_sizes(world, shape.sequence_length)):
             left = world // (tensor * context)
             if tensor * context * left != world:
                 continue
@@ -193,12 +190,6 @@ def _tensor_sizes(question: Question) -> list[int]:
     shape, sequence = question.shape, question.shape.sequence_length
     heads = [size for size in divisors(shape.kv_heads) if shape.num_attention_heads % size == 0 and sequence % size == 0]
     return [size for size in heads if size <= question.cluster.domain_size and question.processes % size == 0]
-
-
-def _context_sizes(question: Question) -> list[int]:
-    """Divisors of the processes that leave long chunks: with short ones attention waits for keys and values."""
-    chunks = [(size, question.shape.sequence_length / (2 * size)) for size in divisors(question.processes)]
-    return [size for size, chunk in chunks if size == 1 or (chunk.is_integer() and chunk >= CHUNK)]
 
 
 def _scheduled(question: Question, base: Layout) -> Iterator[tuple[Layout, int]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from hybrid_strategy.errors import ConfigError, LayoutError, did_you_mean, message
 from hybrid_strategy.planning.batches import resolve_batch
-from hybrid_strategy.planning.choices import divisors
+from hybrid_strategy.planning.choices import context_sizes, divisors
 from hybrid_strategy.planning.layouts import check_layout, find_schedule, resolve_layout
 from hybrid_strategy.spec.batch import BatchSpec
 from hybrid_strategy.spec.layout import ACTIVATION_CHECKPOINTS, SHARDINGS, Layout
@@ -102,6 +102,7 @@ def layouts(space: Space) -> Iterator[Found]:
 def _sizes(space: Space) -> Iterator[Layout | Skipped]:
     """Tensor, pipeline, context and data-parallel sizes that multiply to the world."""
     axes, world = space.axes, space.world_size
+    length = space.shape.sequence_length if space.shape is not None else 0
     exact = not {"tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"} & set(axes.free)
     for tensor in axes.values("tensor_parallel_size", divisors(world)):
         tensor = tensor or 1
@@ -109,7 +110,7 @@ def _sizes(space: Space) -> Iterator[Layout | Skipped]:
             yield _resolved(world, (tensor, 1, 1), "auto")
             continue
         pipelines = axes.values("pipeline_parallel_size", divisors(world // tensor))
-        contexts = axes.values("context_parallel_size", divisors(world // tensor))
+        contexts = axes.values("context_parallel_size", context_sizes(world // tensor, length))
         for pipeline, context in product(pipelines, contexts):
             inner = (tensor, pipeline or 1, context or 1)
             if "context_parallel_size" in axes.free and world % prod(inner):
