@@ -57,6 +57,7 @@ def factors() -> Factors:
         "pipeline": tuple(pipelines),
         "data": tuple(data),
         "tensor": ("none", "2", "2 sequence"),
+        "context": ("none", "2"),
         "accumulate": ("1", "3"),
         "checkpoint": ("none", "selective", "full"),
         "family": tuple(sorted(parts("models"))),
@@ -64,9 +65,8 @@ def factors() -> Factors:
         "batch": ("even", "uneven"),
         "clip": ("none", "norm"),
     }
-    processes = {
-        (name, level): int(level[0]) for name in ("pipeline", "data", "tensor") for level in levels[name] if level[0].isdigit()
-    }
+    axes = ("pipeline", "data", "tensor", "context")
+    processes = {(name, level): int(level[0]) for name in axes for level in levels[name] if level[0].isdigit()}
     return Factors(levels, processes, MAX_PROCESSES)
 
 
@@ -103,6 +103,8 @@ def strategy_of(point: Point) -> dict[str, Any]:
         arguments |= {"pipeline_parallel_size": int(pipeline[0]), "schedule": pipeline[1]}
     if tensor[0] != "none":
         arguments |= {"tensor_parallel_size": int(tensor[0]), "sequence_parallel": "sequence" in tensor}
+    if point["context"] != "none":
+        arguments["context_parallel_size"] = int(point["context"])
     if data[0] != "none":
         arguments |= {"sharding": data[1], "data_parallel_replicate_size": 2 if "groups" in data else 1}
     return arguments

@@ -74,6 +74,7 @@ def _planned(config: RunConfig, world: World) -> Plan:
         data_parallel_size=given.data_parallel_size,
         tensor_parallel_size=given.tensor_parallel_size,
         pipeline_parallel_size=given.pipeline_parallel_size,
+        context_parallel_size=given.context_parallel_size,
         data_parallel_replicate_size=given.data_parallel_replicate_size,
         sharding=given.sharding,
         sequence_parallel=given.sequence_parallel,

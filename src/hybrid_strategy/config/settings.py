@@ -25,6 +25,7 @@ class StrategySettings:
     data_parallel_size: int | str = "auto"
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    context_parallel_size: int = 1
     data_parallel_replicate_size: int = 1
     sharding: str = "ddp"
     sequence_parallel: bool = False

@@ -88,7 +88,7 @@ def _accelerator(config: RunConfig) -> str:
 def _needed(config: RunConfig) -> int:
     """Processes of one copy of the model, times the copies where their number is given."""
     given = config.strategy
-    sizes = [given.tensor_parallel_size, given.pipeline_parallel_size]
+    sizes = [given.tensor_parallel_size, given.pipeline_parallel_size, given.context_parallel_size]
     if isinstance(given.data_parallel_size, int):
         sizes.append(given.data_parallel_size)
     return max(1, math.prod(sizes))

@@ -11,7 +11,7 @@ So one model object per rank serves all of its stages, and `self.model(...)` in 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -41,11 +41,19 @@ class StageNow:
     received: Any
 
 
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
 class StageContext:
     """Shared by all gates of a model; `now` is `None` while no stage is being played, and then the gates are open."""
 
     def __init__(self) -> None:
         self.now: StageNow | None = None
+        self.leaving: Callable[[Any], Any] = _as_it_is
+        """Makes plain tensors of a stage's output."""
+        self.arriving: Callable[[Any], Any] = _as_it_is
+        """Makes of what was received what the unit before would have returned."""
 
     @contextmanager
     def play(self, now: StageNow) -> Iterator[None]:
@@ -82,7 +90,7 @@ class AbsentUnit(nn.Module):
                     "Call the model from training_step, validation_step, test_step or predict_step",
                 )
             )
-        return now.received
+        return self._context.arriving(now.received)
 
 
 class _Gate:
@@ -96,10 +104,10 @@ class _Gate:
         if now is None:
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
         if self._unit_index < now.start:
-            return now.received
+            return self._stage_context.arriving(now.received)
         output = super().__call__(*args, **kwargs)  # type: ignore[misc]
         if self._unit_index == now.stop - 1 and not now.is_last:
-            raise StageOutput(output)
+            raise StageOutput(self._stage_context.leaving(output))
         return output
 
 

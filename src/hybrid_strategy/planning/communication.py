@@ -111,13 +111,12 @@ class Messages:
             return []
         shape, split = scenario.shape, scenario.layout.tensor_parallel_size
         pair = 2 * shape.kv_heads * shape.head_size / split * scenario.tokens * link.size * scenario.numerics.compute_bytes
-        again = 1 if scenario.layout.activation_checkpoint == "full" else 0
         formula, source = "keys and values of s tokens, L m times", "arXiv:2407.21783 section 3.3.2"
         forward = Purpose("context_parallel", "keys and values", formula, source)
         backward = Purpose("context_parallel", "gradients of keys and values", formula, source)
         calls = self.calls * self.layers
         return [
-            self.line(forward, "all_gather", link, calls * (2 + again), pair),
+            self.line(forward, "all_gather", link, calls * 2, pair),
             self.line(backward, "reduce_scatter", link, calls, pair),
         ]
 

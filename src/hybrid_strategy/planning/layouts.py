@@ -248,12 +248,22 @@ def _node_refusal(layout: Layout, splits: Mapping[str, int], gpus_per_node: int 
 
 
 def _sequence_refusal(layout: Layout, shape: ModelShape | None) -> Refusal | None:
-    if shape is None or not layout.sequence_parallel or shape.sequence_length % layout.tensor_parallel_size == 0:
+    """Parts of a sequence must be equally long: two chunks a context-parallel rank, cut once more by sequence parallelism."""
+    if shape is None:
         return None
-    length, size = shape.sequence_length, layout.tensor_parallel_size
+    length, context = shape.sequence_length, layout.context_parallel_size
+    tensor = layout.tensor_parallel_size if layout.sequence_parallel else 1
+    if context > 1 and length % (2 * context):
+        rule = "context_parallel_size cuts it into two equal chunks a rank"
+        numbers = f"2 x {context} (context) = {2 * context} does not divide {length}"
+        valid = one_of(nearest_multiples(length, math.lcm(2 * context, context * tensor)))
+        return "sequence_length", length, rule, numbers, f"Set {valid}, or context_parallel_size=1"
+    if length % (context * tensor) == 0:
+        return None
+    over = f"{tensor}" if context == 1 else f"{tensor} (tensor) x {context} (context) = {tensor * context}"
     rule = "sequence_parallel splits it evenly over the tensor-parallel ranks"
-    valid = one_of(nearest_multiples(length, size))
-    return "sequence_length", length, rule, f"{size} does not divide {length}", f"Set {valid}, or sequence_parallel=false"
+    valid = one_of(nearest_multiples(length, math.lcm(2 * context, context * tensor) if context > 1 else tensor))
+    return "sequence_length", length, rule, f"{over} does not divide {length}", f"Set {valid}, or sequence_parallel=false"
 
 
 def _stages_refusal(layout: Layout, num_layers: int | None) -> Refusal | None:

@@ -138,7 +138,7 @@ class LedgerMaker:
         """Whole units under `zero3`, and what is on the way to other ranks."""
         scenario, layout, numerics = self.scenario, self.scenario.layout, self.scenario.numerics
         block = scenario.block_parameters
-        if layout.sharding == "zero3" and layout.shard_size > 1:
+        if layout.state_shards > 1 and layout.sharding == "zero3":
             ends = max(self._end_parameters[stage] for stage in scenario.stages_of_rank[rank])
             units = 2 * block + ends
             held = units * numerics.gather_bytes + max(block, ends) * numerics.reduce_bytes

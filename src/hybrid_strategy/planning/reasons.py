@@ -102,7 +102,7 @@ def _changes(question: Question, winner: Forecast) -> Iterator[tuple[str, Layout
             changed = replace(layout, pipeline_parallel_size=size, stages_per_rank=chunks, schedule=schedule)
             yield from _refilled(question, f"pp={size}", changed, micro, False)
     for sharding in ("ddp", "zero1", "zero2", "zero3"):
-        if sharding != layout.sharding and layout.data_parallel_size > 1:
+        if sharding != layout.sharding and layout.data_parallel_size * layout.context_parallel_size > 1:
             yield f"{sharding}", replace(layout, sharding=sharding, data_parallel_replicate_size=1), micro
     for kind in ("none", "selective", "full"):
         if kind != layout.activation_checkpoint:
@@ -119,7 +119,7 @@ def _refilled(question: Question, change: str, layout: Layout, micro: int, same:
     data, rest = divmod(question.processes, inner)
     if same or rest or question.global_batch_size % (data * micro):
         return
-    sharding = layout.sharding if data > 1 else "ddp"
+    sharding = layout.sharding if data * layout.context_parallel_size > 1 else "ddp"
     yield change, replace(layout, data_parallel_size=data, sharding=sharding, data_parallel_replicate_size=1), micro
 
 
@@ -183,6 +183,8 @@ def strategy_overrides(found: Forecast) -> tuple[str, ...]:
         f"strategy.micro_batch_size={found.scenario.micro_batch_size}",
         f"strategy.activation_checkpoint={layout.activation_checkpoint}",
     ]
+    if layout.context_parallel_size > 1:
+        words.append(f"strategy.context_parallel_size={layout.context_parallel_size}")
     if layout.sequence_parallel:
         words.append("strategy.sequence_parallel=true")
     if layout.pipeline_parallel_size > 1:

@@ -12,10 +12,9 @@ from functools import cached_property
 from typing import Any
 
 from hybrid_strategy.errors import LayoutError, NoLayoutFitsError, message
-from hybrid_strategy.planning.choices import divisors
+from hybrid_strategy.planning.choices import context_sizes, divisors
 from hybrid_strategy.planning.forecast import Forecast, forecast
 from hybrid_strategy.planning.layouts import check_layout
-from hybrid_strategy.planning.limits import MAX_CONTEXT_PARALLEL_SIZE
 from hybrid_strategy.planning.memory import likely_peak_ledger, states_bytes_per_parameter
 from hybrid_strategy.planning.numerics import NUMERICS, Numerics
 from hybrid_strategy.planning.scenario import Scenario
@@ -166,7 +165,7 @@ def _sizes(question: Question) -> Iterator[tuple[Layout, int]]:
     """Every set of sizes, schedule and micro-batch; sharding and checkpoint are still the lightest."""
     shape, world = question.shape, question.processes
     for tensor in question.choices("tensor_parallel_size", _tensor_sizes(question)):
-        for context in question.choices("context_parallel_size", range(1, MAX_CONTEXT_PARALLEL_SIZE + 1)):
+        for context in question.choices("context_parallel_size", context_sizes(world, shape.sequence_length)):
             left = world // (tensor * context)
             if tensor * context * left != world:
                 continue
@@ -240,7 +239,7 @@ def _even_enough(layers: int, stages: int, chunks: int) -> bool:
 def _shardings(question: Question, layout: Layout) -> Iterator[Layout]:
     """Lightest first. Sharding costs no more than plain data parallelism up to `zero2`, so `ddp` comes in only if asked for."""
     data = layout.data_parallel_size
-    usual = ("zero1", "zero2", "zero3") if data > 1 else ("ddp",)
+    usual = ("zero1", "zero2", "zero3") if data * layout.context_parallel_size > 1 else ("ddp",)
     for sharding in question.choices("sharding", usual):
         groups = [1]
         inside = max(1, question.cluster.domain_size // layout.tensor_parallel_size)
@@ -254,7 +253,7 @@ def _lightest(question: Question, layout: Layout, micro_batch: int) -> Iterator[
     """Sharding and checkpoint from light to heavy, until one without recomputation fits."""
     for sharded in _shardings(question, layout):
         scenario = question.scenario(sharded, micro_batch)
-        share = states_bytes_per_parameter(question.numerics, sharded.sharding, sharded.shard_size)
+        share = states_bytes_per_parameter(question.numerics, sharded.sharding, sharded.state_shards)
         hopeless = share * scenario.rank_parameters(0) > question.cluster.memory_bytes
         kinds = question.choices("activation_checkpoint", ACTIVATION_CHECKPOINTS)
         for kind in kinds[-1:] if hopeless else kinds:

@@ -51,8 +51,7 @@ class StateKeeper:
         pieces = {
             model_key(slot.name): Piece(slot.shard_spec, sharding.optimizer_parameter(slot).data) for slot in self.made.slots
         }
-        coordinate = self.groups.coordinate
-        owner = coordinate.data_parallel == 0 and coordinate.tensor_parallel == 0
+        owner = self.groups.is_first_replica and self.groups.coordinate.tensor_parallel == 0
         for name, buffer in _persistent_buffers(self.module):
             pieces[model_key(name)] = Piece.whole(name, buffer, owner)
         return pieces

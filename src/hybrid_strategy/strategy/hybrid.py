@@ -48,7 +48,7 @@ from hybrid_strategy.strategy.world import WorldStrategy
 
 
 class HybridParallelStrategy(WorldStrategy):
-    """Trains any LightningModule, unmodified, under data, tensor, sequence and pipeline parallelism with a sharded optimizer.
+    """Trains any LightningModule, unmodified, under data, tensor, sequence, context and pipeline parallelism.
 
     The loader's batch is what one data-parallel rank consumes in one training step; it is cut into micro-batches along its
     first dimension, and the module's own step runs once a micro-batch.
@@ -57,6 +57,7 @@ class HybridParallelStrategy(WorldStrategy):
         data_parallel_size: copies of the model that see different samples; `"auto"` is what the other sizes leave.
         tensor_parallel_size: ranks that share every layer.
         pipeline_parallel_size: ranks among which the layers are divided.
+        context_parallel_size: ranks that share every sequence, with attention over the whole of it.
         data_parallel_replicate_size: replicas of each shard group (hybrid sharding), with `sharding` other than `ddp`.
         sharding: `ddp`, `zero1`, `zero2` or `zero3` over the data-parallel ranks.
         sequence_parallel: split activations between tensor-parallel regions along the sequence.
@@ -85,6 +86,7 @@ class HybridParallelStrategy(WorldStrategy):
         data_parallel_size: int | str = "auto",
         tensor_parallel_size: int = 1,
         pipeline_parallel_size: int = 1,
+        context_parallel_size: int = 1,
         data_parallel_replicate_size: int = 1,
         sharding: str = "ddp",
         sequence_parallel: bool = False,
@@ -112,6 +114,7 @@ class HybridParallelStrategy(WorldStrategy):
             data_parallel_size=data_parallel_size,
             tensor_parallel_size=tensor_parallel_size,
             pipeline_parallel_size=pipeline_parallel_size,
+            context_parallel_size=context_parallel_size,
             data_parallel_replicate_size=data_parallel_replicate_size,
             sharding=sharding,
             sequence_parallel=sequence_parallel,
@@ -159,7 +162,7 @@ class HybridParallelStrategy(WorldStrategy):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """Samples are divided over data-parallel ranks only: tensor and pipeline peers read the same ones."""
+        """Samples are divided over data-parallel ranks only: peers along the other axes read the same ones."""
         coordinate = self.layout.coordinate(self.global_rank)
         return {"num_replicas": self.layout.data_parallel_size, "rank": coordinate.data_parallel}
 
@@ -264,7 +267,7 @@ class HybridParallelStrategy(WorldStrategy):
         """Parameters are put on their device when they are parallelised."""
 
     def process_dataloader(self, dataloader: object) -> object:
-        """Gives each data-parallel rank its own samples, and tensor and pipeline peers the same ones."""
+        """Gives each data-parallel rank its own samples, and peers along the other axes the same ones."""
         place = self.distributed_sampler_kwargs
         mine = mesh_dataloader(dataloader, place["num_replicas"], place["rank"], seed=run_seed(self.options.seed))
         if not isinstance(mine, MeshLoader):  # an iterable of the user's own: one data-parallel rank may read it

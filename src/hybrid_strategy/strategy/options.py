@@ -22,6 +22,7 @@ class Options:
     data_parallel_size: int | str
     tensor_parallel_size: int
     pipeline_parallel_size: int
+    context_parallel_size: int
     data_parallel_replicate_size: int
     sharding: str
     sequence_parallel: bool
@@ -49,6 +50,7 @@ class Options:
             data_parallel_size=self.data_parallel_size,
             tensor_parallel_size=self.tensor_parallel_size,
             pipeline_parallel_size=self.pipeline_parallel_size,
+            context_parallel_size=self.context_parallel_size,
             data_parallel_replicate_size=self.data_parallel_replicate_size,
             sharding=self.sharding,
             sequence_parallel=self.sequence_parallel,

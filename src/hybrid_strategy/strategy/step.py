@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.parallel.parameters import Slot
 from hybrid_strategy.parallel.player import Player
+from hybrid_strategy.parallel.shell import Shell, whole_of
 from hybrid_strategy.parallel.stages import StageNow, StageOutput
 from hybrid_strategy.parallel.transport import Transport
 from hybrid_strategy.parallel.trees import Cut, map_tensors, tensors_of
@@ -132,15 +133,15 @@ class StepEngine:
         with self.router.recorder.recording(), self.router.metrics.watching(rows > 0), call.context():
             output = call.function(call.batch, *call.arguments)
         self.router.recorder.commit(rows, rows, counts=rows > 0)
-        _, outputs = self.router.share(call.kind, (), (), map_tensors(lambda _, tensor: tensor.detach(), output))
+        _, outputs = self.router.share(call.kind, (), (), map_tensors(_finished, output))
         return outputs
 
     def share_of(self, call: StepCall) -> float:
-        """This data-parallel rank's share of the samples of a step."""
-        size = self.groups.layout.data_parallel_size
-        if call.real_rows is None or not call.run_rows:
-            return 1.0 / size
-        return call.real_rows / call.run_rows
+        """This rank's share of the loss of a step: that of its samples, over context-parallel ranks, which share them."""
+        layout = self.groups.layout
+        known = call.real_rows is not None and bool(call.run_rows)
+        samples = call.real_rows / call.run_rows if known else 1.0 / layout.data_parallel_size  # type: ignore[operator]
+        return samples / layout.context_parallel_size
 
     def hand_over(self, gradient_scale: float) -> None:
         """Adds the gradients of the last `train` to the accumulation window; `gradient_scale` is what autograd asks for."""
@@ -248,7 +249,7 @@ class StepEngine:
 
     def _finish_forward(self, play: Play, output: Any, micro_batch: int) -> Any:
         rows = float(play.cut.rows[micro_batch])
-        play.outputs[micro_batch] = map_tensors(lambda _, tensor: tensor.detach(), output)
+        play.outputs[micro_batch] = map_tensors(_finished, output)
         if play.call.kind != "train":
             tokens = token_count(output)
             self.router.recorder.commit(rows, rows if tokens is None else tokens, counts=rows > 0)
@@ -259,7 +260,8 @@ class StepEngine:
         play.losses[micro_batch] = replace(found, loss=found.loss.detach())
         if found.weight == 0.0:
             return self._without_weight(found.loss)
-        return found.loss * (found.weight / self._expected(play, found.counts_tokens) * play.loss_scale)
+        share = play.loss_scale / self.groups.layout.context_parallel_size  # their gradients are summed, the loss is one
+        return found.loss * (found.weight / self._expected(play, found.counts_tokens) * share)
 
     def _without_weight(self, loss: Tensor) -> Tensor:
         """The loss of samples that do not count; it may be 0/0, so no gradient is made of it where nobody waits for one."""
@@ -293,6 +295,11 @@ class StepEngine:
         rows = play.cut.rows
         order = [each for each in sorted(play.outputs) if rows[each] > 0] or sorted(play.outputs)[:1]
         return combine_outputs([play.outputs[each] for each in order], [rows[each] for each in order]) if order else None
+
+
+def _finished(_: Any, tensor: Tensor) -> Tensor:
+    """A returned tensor as one device has it."""
+    return (whole_of(tensor) if isinstance(tensor, Shell) else tensor).detach()
 
 
 def _signature(micro_batch: Any) -> Hashable:

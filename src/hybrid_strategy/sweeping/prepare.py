@@ -168,7 +168,8 @@ def on_machines(config: RunConfig) -> RunConfig:
     given, cluster = config.strategy, config.cluster
     if cluster.name == "local" or cluster.devices != "auto" or not isinstance(given.data_parallel_size, int):
         return config
-    needed = given.data_parallel_size * given.tensor_parallel_size * given.pipeline_parallel_size
+    inner = given.tensor_parallel_size * given.pipeline_parallel_size * given.context_parallel_size
+    needed = given.data_parallel_size * inner
     nodes, rest = divmod(needed, cluster.gpus_per_node)
     if needed < 1 or (nodes and rest):
         return config
@@ -231,6 +232,7 @@ def facts_of(config: RunConfig, planned: RunPlan) -> dict[str, Any]:
         "data_parallel_size": plan.layout.data_parallel_size,
         "tensor_parallel_size": plan.layout.tensor_parallel_size,
         "pipeline_parallel_size": plan.layout.pipeline_parallel_size,
+        "context_parallel_size": plan.layout.context_parallel_size,
         "sharding": plan.layout.sharding,
         "schedule": plan.layout.schedule if plan.layout.pipeline_parallel_size > 1 else None,
         "stages_per_rank": plan.layout.stages_per_rank,

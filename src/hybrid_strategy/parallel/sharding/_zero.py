@@ -40,8 +40,8 @@ class RowSharding(Sharding):
     def __init__(self, slots: Sequence[Slot], groups: Groups, device: torch.device, free_early: bool) -> None:
         super().__init__(slots, groups, device)
         self._free_early = free_early
-        self._parts = groups.layout.shard_size
-        self._index = groups.coordinate.data_parallel_shard
+        self._parts = groups.layout.state_shards
+        self._index = groups.state_shard
         self._rows: dict[str, nn.Parameter] = {}
         self._window: list[Tensor | None] = [None] * len(self.slots)
         self._stale = False
@@ -53,7 +53,7 @@ class RowSharding(Sharding):
                 start, size = even_chunk(slot.spec.sizes[0], self._parts, self._index)
                 slot.narrow_spec(start, size, slot.spec.owner and groups.coordinate.data_parallel_replicate == 0)
             else:
-                owned_once(slot, groups.coordinate.data_parallel == 0)
+                owned_once(slot, groups.is_first_replica)
 
     def optimizer_parameter(self, slot: Slot) -> nn.Parameter:
         return self._rows.get(slot.name, slot.parameter)
@@ -74,7 +74,7 @@ class RowSharding(Sharding):
         self._stale = True
 
     def reduce_early(self, slots: Sequence[Slot]) -> None:
-        if self.groups.data is not None:
+        if self.groups.gradient is not None:
             self._early.want([slot for slot in slots if slot.spec.sizes])
 
     def before_last_backward(self, slots: Sequence[Slot]) -> None:
@@ -123,7 +123,7 @@ class RowSharding(Sharding):
         self._reduce_scalars(slots, gradients)
         rows = [index for index, slot in enumerate(slots) if slot.spec.sizes]
         if rows:
-            presence = Presence([gradients[index] for index in rows], self.groups.data, self.device)
+            presence = Presence([gradients[index] for index in rows], self.groups.gradient, self.device)
             absent = {rows[index] for index in presence.absent_everywhere()}
             for bucket in buckets([slots[index].parameter for index in rows]):
                 self._reduce_bucket(slots, [rows[index] for index in bucket], gradients, absent)
@@ -154,7 +154,7 @@ class RowSharding(Sharding):
         if not slots:
             return
         marks = [slot.parameter if slot.name in self._early.present else None for slot in slots]
-        presence, scale = Presence(marks, self.groups.data, self.device), self._early.scale
+        presence, scale = Presence(marks, self.groups.gradient, self.device), self._early.scale
         found = {slot.name: gradient for slot, gradient in self._early.finish()}
         absent = presence.absent_everywhere()
         reduced = scaled([None if index in absent else found[slot.name] for index, slot in enumerate(slots)], scale)
@@ -164,7 +164,7 @@ class RowSharding(Sharding):
     def _reduce_scalars(self, slots: list[Slot], gradients: list[Tensor | None]) -> None:
         """Parameters without a dimension are not sharded: their gradients are all-reduced."""
         chosen = [index for index, slot in enumerate(slots) if not slot.spec.sizes]
-        summed = sum_over([slots[i] for i in chosen], [gradients[i] for i in chosen], self.groups.data, self.reduce_dtype)
+        summed = sum_over([slots[i] for i in chosen], [gradients[i] for i in chosen], self.groups.gradient, self.reduce_dtype)
         for index, gradient in zip(chosen, summed, strict=True):
             slots[index].parameter.grad = gradient
 

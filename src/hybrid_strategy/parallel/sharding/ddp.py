@@ -33,7 +33,7 @@ class ReplicatedSharding(Sharding):
         self._early = EarlyReduction(self._start)
         self._kept = Kept()
         for slot in self.slots:
-            owned_once(slot, groups.coordinate.data_parallel == 0)
+            owned_once(slot, groups.is_first_replica)
 
     def optimizer_parameter(self, slot: Slot) -> nn.Parameter:
         return slot.parameter
@@ -42,7 +42,7 @@ class ReplicatedSharding(Sharding):
         materialise_whole(slot, whole, self.device)
 
     def reduce_early(self, slots: Sequence[Slot]) -> None:
-        if self.groups.data is not None:
+        if self.groups.gradient is not None:
             self._early.want(slots)
 
     def before_last_backward(self, slots: Sequence[Slot]) -> None:
@@ -76,7 +76,7 @@ class ReplicatedSharding(Sharding):
         early = [slot for slot in self.trainable if self._early.covers(slot)]
         slots = [slot for slot in self.trainable if not self._early.covers(slot)]
         gradients = sum_partial(slots, [slot.parameter.grad for slot in slots], self.groups)
-        summed = sum_over(slots, gradients, self.groups.data, self.reduce_dtype)
+        summed = sum_over(slots, gradients, self.groups.gradient, self.reduce_dtype)
         for slot, gradient in zip(slots, summed, strict=True):
             slot.parameter.grad = gradient
         self._finish_early(early)
@@ -90,7 +90,7 @@ class ReplicatedSharding(Sharding):
             each.grad = None
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         flat = flat.to(self.reduce_dtype or flat.dtype)
-        work = dist.all_reduce(flat, group=self.groups.data, async_op=True)
+        work = dist.all_reduce(flat, group=self.groups.gradient, async_op=True)
 
         def finish() -> list[Tensor]:
             if work is not None:
@@ -106,7 +106,7 @@ class ReplicatedSharding(Sharding):
         if not slots:
             return
         marks = [slot.parameter if slot.name in self._early.present else None for slot in slots]
-        presence, scale = Presence(marks, self.groups.data, self.device), self._early.scale
+        presence, scale = Presence(marks, self.groups.gradient, self.device), self._early.scale
         found = {slot.name: gradient for slot, gradient in self._early.finish()}
         absent = presence.absent_everywhere()
         reduced = scaled([None if index in absent else found[slot.name] for index, slot in enumerate(slots)], scale)

@@ -34,7 +34,7 @@ class _Unit:
 
     def __init__(self, slots: list[Slot], rows: dict[str, nn.Parameter], groups: Groups) -> None:
         self.slots, self._rows, self._groups = slots, rows, groups
-        self._parts, self._index = groups.layout.shard_size, groups.coordinate.data_parallel_shard
+        self._parts, self._index = groups.layout.state_shards, groups.state_shard
         self._layout = FlatLayout(tuple(slot.spec.sizes for slot in slots), self._parts)
         self.resident = False
 
@@ -93,12 +93,11 @@ class UnitSharding(Sharding):
             self._narrow(slot)
 
     def _narrow(self, slot: Slot) -> None:
-        coordinate = self.groups.coordinate
         if slot.spec.sizes:
-            start, size = even_chunk(slot.spec.sizes[0], self.groups.layout.shard_size, coordinate.data_parallel_shard)
-            slot.narrow_spec(start, size, slot.spec.owner and coordinate.data_parallel_replicate == 0)
+            start, size = even_chunk(slot.spec.sizes[0], self.groups.layout.state_shards, self.groups.state_shard)
+            slot.narrow_spec(start, size, slot.spec.owner and self.groups.coordinate.data_parallel_replicate == 0)
         else:
-            owned_once(slot, coordinate.data_parallel == 0)
+            owned_once(slot, self.groups.is_first_replica)
 
     def optimizer_parameter(self, slot: Slot) -> nn.Parameter:
         return self._rows.get(slot.name, slot.parameter)
@@ -121,9 +120,7 @@ class UnitSharding(Sharding):
     def attach(self) -> None:
         for slot in self.slots:
             if slot.spec.sizes and slot.name not in self._rows:
-                start, size = even_chunk(
-                    slot.spec.sizes[0], self.groups.layout.shard_size, self.groups.coordinate.data_parallel_shard
-                )
+                start, size = even_chunk(slot.spec.sizes[0], self.groups.layout.state_shards, self.groups.state_shard)
                 self._hold_rows(slot, slot.parameter.data.narrow(0, start, size).clone())
         self._units = self._make_units()
         self.end()
@@ -215,12 +212,12 @@ class UnitSharding(Sharding):
     def reduce(self) -> None:
         slots = self.trainable
         marks = [slot.parameter if slot.name in self._touched or not slot.spec.sizes else None for slot in slots]
-        presence = Presence(marks, self.groups.data, self.device)
+        presence = Presence(marks, self.groups.gradient, self.device)
         gradients = sum_partial(slots, [self.optimizer_parameter(slot).grad for slot in slots], self.groups)
         present = [(slot, gradient) for slot, gradient in zip(slots, gradients, strict=True) if gradient is not None]
         dtype = self.reduce_dtype
         all_reduce_coalesced([gradient for slot, gradient in present if slot.spec.sizes], self.groups.replicate, dtype)
-        all_reduce_coalesced([gradient for slot, gradient in present if not slot.spec.sizes], self.groups.data, dtype)
+        all_reduce_coalesced([gradient for slot, gradient in present if not slot.spec.sizes], self.groups.gradient, dtype)
         absent = presence.absent_everywhere()
         for index, (slot, gradient) in enumerate(zip(slots, gradients, strict=True)):
             self.optimizer_parameter(slot).grad = None if index in absent else gradient
