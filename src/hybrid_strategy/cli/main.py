@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -17,6 +18,9 @@ COMMANDS = {
 }
 """Sub-command -> what it does. Each is the function `run(arguments) -> exit code` of the module of its name in this folder."""
 
+CLOSED_PIPE = 141
+"""As shells count a process that wrote into a closed pipe."""
+
 EXIT_CODES = {
     0: "done",
     1: "failed while running",
@@ -26,6 +30,7 @@ EXIT_CODES = {
     5: "a sweep ended with failed points",
     75: "stopped by a signal after a checkpoint was written; start it again",
     130: "stopped by Ctrl-C",
+    CLOSED_PIPE: "nobody reads the output any more",
 }
 
 
@@ -40,7 +45,20 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs `hybrid` with these arguments (default: those of the process) and returns its exit code."""
+    """Runs `hybrid` with these arguments (default: those of the process) and returns its exit code.
+
+    A reader that has seen enough (`hybrid plan ... | head`) closes the pipe; what is left unsaid then is no error.
+    """
+    code = CLOSED_PIPE
+    try:
+        code = _main(argv)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
+
+
+def _main(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(usage())
