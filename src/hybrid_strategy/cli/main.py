@@ -13,6 +13,8 @@ from hybrid_strategy.errors import HybridError, did_you_mean, message
 COMMANDS = {
     "train": "train a model under the layout of the configuration",
     "plan": "show what train would run, and start nothing",
+    "doctor": "measure this machine, for forecasts of it",
+    "calibrate": "refit what is known of a machine to measured runs",
     "check": "compare the numbers of the layout with those of one process",
     "sweep": "status, logs, cancel, resume or report of a sweep",
 }
@@ -36,7 +38,7 @@ EXIT_CODES = {
 
 def usage() -> str:
     """The text of `hybrid --help`."""
-    commands = "\n".join(f"  {name:<8} {what}" for name, what in COMMANDS.items())
+    commands = "\n".join(f"  {name:<9} {what}" for name, what in COMMANDS.items())
     codes = "\n".join(f"  {code:<8} {what}" for code, what in EXIT_CODES.items())
     return (
         f"usage: hybrid <command> [key=value ...]\n\ncommands:\n{commands}\n\n"

@@ -16,8 +16,9 @@ from hybrid_strategy.cli.hydra_app import run_app
 from hybrid_strategy.config.compose import run_config
 from hybrid_strategy.config.forecasting import forecast_of
 from hybrid_strategy.config.plan import RunPlan, by_full_key, plan_of
-from hybrid_strategy.config.question import fixed_of, question_of, why_not
+from hybrid_strategy.config.question import batch_note, fixed_of, question_of, why_not
 from hybrid_strategy.config.settings import RunConfig
+from hybrid_strategy.config.targets import global_batch_size_of, shape_of
 from hybrid_strategy.config.world import world_of
 from hybrid_strategy.errors import LayoutError, ModelError, NoLayoutFitsError
 from hybrid_strategy.planning.forecast import Forecast
@@ -26,6 +27,7 @@ from hybrid_strategy.planning.search import Question, search
 from hybrid_strategy.reporting.console import make_console
 from hybrid_strategy.reporting.plan_report import EXPLAINED, print_explained, print_ladder, print_reliefs, print_report
 from hybrid_strategy.reporting.plan_table import print_plan
+from hybrid_strategy.spec.model_shape import ModelShape
 from hybrid_strategy.units import format_bytes, format_seconds
 
 _KEEP = ("strategy.", "strategy=", "cluster.devices")
@@ -105,21 +107,22 @@ def answer(config: RunConfig, overrides: Sequence[str] = (), asked: ReportOption
         ConfigError: the configuration is wrong.
         NothingFitsError: no layout fits.
     """
-    fixed, reason = fixed_of(config, overrides), why_not(config)
+    fixed, (own, told) = fixed_of(config, overrides), _own(config)
+    reason = why_not(config, own)
     planned, refusal = None, ""
     try:
         planned = plan_of(config)
     except NoLayoutFitsError as error:
-        raise NothingFitsError(str(error), question_of(config, world_of(config), fixed)) from error
+        raise NothingFitsError(str(error), question_of(config, world_of(config), fixed, own)) from error
     except (LayoutError, ModelError) as error:
         foreign = isinstance(error, ModelError) and config.model.get("config")  # of Hugging Face: planned, not trained
         if reason or not (foreign or (isinstance(error, LayoutError) and not fixed)):
             raise
         refusal = str(error)
     if reason:
-        return Answer(planned, None, None, f"no forecast: {reason}")
+        return Answer(planned, None, None, f"no forecast: {told or reason}")
     configured = forecast_of(config, planned) if planned else None
-    question = question_of(config, planned.world if planned else world_of(config), fixed)
+    question = question_of(config, planned.world if planned else world_of(config), fixed, own)
     result = search(question)
     if not result.forecasts:
         try:
@@ -128,7 +131,17 @@ def answer(config: RunConfig, overrides: Sequence[str] = (), asked: ReportOption
             raise NothingFitsError(by_full_key(str(error)), question) from error
     options = asked or ReportOptions()
     report = plan_report(result, ReportOptions(configured, options.count, options.shown, options.max_nodes, options.command))
-    return Answer(planned, configured, report, f"hybrid train refuses this as it stands: {refusal}" if refusal else "")
+    refused = f"hybrid train refuses this as it stands: {refusal}" if refusal else ""
+    return Answer(planned, configured, report, "; ".join(each for each in (refused, told, batch_note(config)) if each))
+
+
+def _own(config: RunConfig) -> tuple[ModelShape | None, str]:
+    """The shape of a model of the user's own, and how it is known; torch is imported only then."""
+    if shape_of(config) is not None or global_batch_size_of(config, 1) is None:
+        return None, ""
+    from hybrid_strategy.config.own_model import own_shape
+
+    return own_shape(config)
 
 
 def show(config: RunConfig, planned: RunPlan, console: Console) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import asdict, fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,6 @@ from hybrid_strategy.files import cache_folder, write_text
 from hybrid_strategy.spec.cluster import ClusterSpec, KernelSpec, LinkSpec, cluster_from_mapping
 
 LOCAL = "local"
-_OWN = ("cores", "total_bytes_per_second")
-"""Keys of a measured processor beside those of a cluster."""
 
 _KNOWN_GPUS = (
     ("GB200", "gb200"),
@@ -32,6 +31,8 @@ _KNOWN_GPUS = (
 )
 """Part of the driver's name of a GPU -> the cluster file whose numbers are near."""
 
+_RATES = ("peak_flops", "peak_fp32_flops", "memory_bytes_per_second")
+
 PROCESSOR = ClusterSpec(
     name=LOCAL,
     gpu="processor",
@@ -42,7 +43,8 @@ PROCESSOR = ClusterSpec(
     memory_bytes_per_second=8e9,
     intra_node=LinkSpec(1.5e9, 1.0, 1e-4),
     inter_node=LinkSpec(1e8, 1.0, 2e-4),
-    kernels=KernelSpec(0.7, 0.0, 0.3, 0.8, 1.5e-5),
+    kernels=KernelSpec(0.7, 0.0, 0.3, 0.8, 1e-5),
+    synchronous=True,
     reserve_bytes=0.4e9,
     source="a guess for one core; `hybrid doctor` measures this machine",
 )
@@ -54,9 +56,30 @@ def machine_file(cache_dir: str | None, accelerator: str) -> Path:
     return cache_folder(cache_dir) / "cluster" / f"{platform.node() or 'machine'}-{accelerator}.yaml"
 
 
-def write_machine(path: Path, cluster: ClusterSpec, **own: float) -> None:
-    """Keeps measured values. `own`: those of `_OWN`."""
-    write_text(path, OmegaConf.to_yaml(OmegaConf.create({**asdict(cluster), **own})))
+@dataclass(frozen=True)
+class Machine:
+    """This machine, measured.
+
+    Attributes:
+        cluster: one GPU; of a processor one core while the others are at work.
+        cores: of a processor; 0: GPUs.
+        alone: rates of a single process on all cores over those of one core, by field of the cluster.
+    """
+
+    cluster: ClusterSpec
+    cores: float = 0.0
+    alone: Mapping[str, float] = field(default_factory=dict)
+
+
+def write_machine(path: Path, machine: Machine) -> None:
+    """Keeps measured values."""
+    write_text(path, OmegaConf.to_yaml(OmegaConf.create(asdict(machine))))
+
+
+def read_machine(path: Path) -> Machine:
+    """What `write_machine` kept."""
+    values = _read(path)
+    return Machine(cluster_from_mapping(values["cluster"]), float(values["cores"]), values["alone"])
 
 
 def cluster_of(config: RunConfig, world: World) -> ClusterSpec:
@@ -77,11 +100,9 @@ def this_machine(cache_dir: str | None, world: World) -> ClusterSpec:
     """What is known of this machine: measured, else by the name of its GPU, else a guess."""
     path = machine_file(cache_dir, world.accelerator)
     if path.is_file():
-        values = _read(path)
-        own = {key: float(values.pop(key, 0.0)) for key in _OWN}
-        return shared(cluster_from_mapping(values), world, **own) if world.accelerator == "cpu" else cluster_from_mapping(values)
+        return shared(read_machine(path), world.devices)
     if world.accelerator == "cpu":
-        return shared(PROCESSOR, world, float(len(os.sched_getaffinity(0))), 0.0)
+        return shared(Machine(PROCESSOR, float(num_cores())), world.devices)
     name = gpu_name()
     known = next((file for part, file in _KNOWN_GPUS if part.lower() in name.lower()), None)
     values = _read(shipped_folder("conf") / "cluster" / f"{known or 'a100_80'}.yaml")
@@ -89,26 +110,27 @@ def this_machine(cache_dir: str | None, world: World) -> ClusterSpec:
     return replace(cluster_from_mapping(values), name=LOCAL, source=f"{source}; `hybrid doctor` measures this machine")
 
 
-def shared(alone: ClusterSpec, world: World, cores: float, total_bytes_per_second: float) -> ClusterSpec:
-    """A processor's values for one of several processes: they share its cores and its memory.
+def shared(machine: Machine, processes: int) -> ClusterSpec:
+    """The machine as each of `processes` sees it: they share a processor's cores and its memory, and have a GPU each.
 
-    Args:
-        alone: values of one process on one core.
-        cores: cores of the machine.
-        total_bytes_per_second: rate of the memory with all cores at work; 0: not known.
+    A process runs as many threads as there are cores for it (`launch.launchers.local`).
     """
-    share = min(1.0, cores / world.devices) if cores else 1.0
-    rate = alone.memory_bytes_per_second
-    if total_bytes_per_second and world.devices > 1:
-        rate = min(rate, total_bytes_per_second / min(world.devices, cores))
-    kernels = replace(alone.kernels, launch_seconds=alone.kernels.launch_seconds / share)
-    return replace(
-        alone,
-        memory_bytes=_memory_bytes(alone.memory_bytes) / world.devices,
-        peak_flops=alone.peak_flops * share,
-        memory_bytes_per_second=rate * share,
-        kernels=kernels,
-    )
+    cluster, cores = machine.cluster, machine.cores
+    if not cores:
+        return cluster
+    threads, share = max(1, int(cores // processes)), min(1.0, cores / processes)
+    if processes == 1:
+        faster = {name: machine.alone.get(name, float(threads)) for name in _RATES}
+    else:
+        faster = dict.fromkeys(_RATES, float(threads) * share)
+    rates = {name: getattr(cluster, name) * faster[name] for name in _RATES}
+    kernels = replace(cluster.kernels, launch_seconds=cluster.kernels.launch_seconds / share)
+    return replace(cluster, memory_bytes=_memory_bytes(cluster.memory_bytes) / processes, kernels=kernels, **rates)
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _memory_bytes(otherwise: float) -> float:

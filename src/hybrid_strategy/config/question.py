@@ -8,13 +8,14 @@ from typing import Any
 
 from hybrid_strategy.config.machine import cluster_of
 from hybrid_strategy.config.settings import AUTO, RunConfig, StrategySettings
-from hybrid_strategy.config.targets import TEXT_DATA, shape_of
+from hybrid_strategy.config.targets import TEXT_DATA, global_batch_size_of, shape_of
 from hybrid_strategy.config.world import World
 from hybrid_strategy.errors import ConfigError, message
 from hybrid_strategy.planning.balance import cut_units, layer_like, unit_names
 from hybrid_strategy.planning.forecast import Forecast
 from hybrid_strategy.planning.numerics import numerics_of
 from hybrid_strategy.planning.search import Question, search
+from hybrid_strategy.spec.model_shape import ModelShape
 
 AXES = (
     "data_parallel_size",
@@ -63,24 +64,32 @@ def _stage_layers(config: RunConfig, cuts: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sum(layer_like(stage)) for stage in stages)
 
 
-def why_not(config: RunConfig) -> str:
-    """Why nothing can be forecast of this configuration; empty where it can."""
-    if shape_of(config) is None:
+def why_not(config: RunConfig, shape: ModelShape | None = None) -> str:
+    """Why nothing can be forecast of this configuration; empty where it can. `shape`: of a model of the user's own."""
+    if shape is None and shape_of(config) is None:
         return f"the sizes of the model {config.model.get('_target_', '')} are not known"
-    if config.data.get("_target_") != TEXT_DATA:
-        return f"the data {config.data.get('_target_', '')} does not tell its global batch size"
+    if global_batch_size_of(config, 1) is None:
+        return f"the data {config.data.get('_target_', '')} does not tell its batch (data.batch_size)"
     return ""
 
 
-def question_of(config: RunConfig, world: World, fixed: Mapping[str, Any]) -> Question:
-    """The planner's question; `why_not` must be empty."""
-    shape = shape_of(config)
+def batch_note(config: RunConfig) -> str:
+    """What is assumed of the user's own data, whose loaders yield the batch of one data-parallel rank; else empty."""
+    rows = config.data.get("batch_size")
+    if config.data.get("_target_") == TEXT_DATA or not isinstance(rows, int):
+        return ""
+    return f"data.batch_size={rows} is that of a rank; layouts are compared at the samples of as many ranks as there are processes"
+
+
+def question_of(config: RunConfig, world: World, fixed: Mapping[str, Any], own: ModelShape | None = None) -> Question:
+    """The planner's question; `why_not` must be empty. `own`: the shape of a model of the user's own."""
+    shape = own or shape_of(config)
     assert shape is not None  # why_not has said so
     accumulate = config.trainer.accumulate_grad_batches
     return Question(
         shape=shape,
         cluster=cluster_of(config, world),
-        global_batch_size=int(config.data["global_batch_size"]),
+        global_batch_size=global_batch_size_of(config, world.size) or 1,
         numerics=numerics_of(config.precision.mode, config.optimizer.name, config.optimizer.momentum),
         fixed={**fixed, **({"accumulate_grad_batches": accumulate} if accumulate > 1 else {})},
         world_size=world.size,
@@ -97,7 +106,7 @@ def settled(config: RunConfig, world: World) -> tuple[StrategySettings, tuple[st
     strategy = config.strategy
     if not is_automatic(strategy):
         return strategy, ()
-    reason = why_not(config)
+    reason = why_not(config) or batch_note(config)
     if reason:
         plain = {axis: _DEFAULTS[axis] for axis in AXES if getattr(strategy, axis) == AUTO}
         return replace(strategy, **plain), (f"data parallelism takes what is not set, since {reason}",)
