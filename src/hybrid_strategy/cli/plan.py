@@ -66,6 +66,10 @@ def run(arguments: Sequence[str]) -> int:
     config = run_config(given.source)
     if given.hydra_flags:
         return run_app(given, lambda config, run_dir: None)
+    if flags.dry_run:
+        from hybrid_strategy.cli.dry_run import run_dry
+
+        return run_dry(config, flags.ranks, given.json)
     asked = ReportOptions(count=flags.top, shown=flags.of, command=" ".join(["hybrid train", *_kept(given.source.overrides)]))
     try:
         found = answer(config, given.source.overrides, asked)
@@ -84,6 +88,8 @@ def _parsed(arguments: Sequence[str]) -> tuple[Arguments, argparse.Namespace]:
     made.add_argument("--top", type=int, default=8, metavar="N", help="so many of the best layouts (8)")
     made.add_argument("--explain", choices=EXPLAINED, metavar="WHAT", help=f"every line of {', '.join(EXPLAINED)}")
     made.add_argument("--of", type=int, default=1, metavar="N", help="explain the N-th best layout (1); 0: as configured")
+    made.add_argument("--dry-run", action="store_true", help="play a step with the real code and fake tensors, and count it")
+    made.add_argument("--ranks", default="", metavar="R,R", help="with --dry-run: as these ranks (first, middle and last stage)")
     made.add_argument("--ladder", action="store_true", help="the order in which to bring the run up, as commands")
     return parse(made, arguments), made.parse(arguments)
 

@@ -78,7 +78,9 @@ def batch_note(config: RunConfig) -> str:
     rows = config.data.get("batch_size")
     if config.data.get("_target_") == TEXT_DATA or not isinstance(rows, int):
         return ""
-    return f"data.batch_size={rows} is that of a rank; layouts are compared at the samples of as many ranks as there are processes"
+    return (
+        f"data.batch_size={rows} is that of a rank; layouts are compared at the samples of as many ranks as there are processes"
+    )
 
 
 def question_of(config: RunConfig, world: World, fixed: Mapping[str, Any], own: ModelShape | None = None) -> Question:
