@@ -9,7 +9,7 @@ import pytest
 from hybrid_strategy.errors import NoLayoutFitsError
 from hybrid_strategy.planning.layouts import check_layout
 from hybrid_strategy.planning.reasons import losers, reliefs, strategy_overrides
-from hybrid_strategy.planning.report import bill_rows, plan_report, relief_rows
+from hybrid_strategy.planning.report import ReportOptions, bill_rows, plan_report, relief_rows
 from hybrid_strategy.planning.search import Question, search
 from hybrid_strategy.spec.cluster import ClusterSpec
 from hybrid_strategy.spec.model_shape import ModelShape
@@ -116,7 +116,7 @@ def test_overrides_say_the_whole_layout() -> None:
 
 
 def test_the_report_is_plain_data() -> None:
-    report = plan_report(search(Question(LLAMA_70B, NODE.with_nodes(16), 1024)), count=5)
+    report = plan_report(search(Question(LLAMA_70B, NODE.with_nodes(16), 1024)), ReportOptions(count=5))
     assert len(report.layouts) <= 5
     assert report.layouts[0]["#"] == "1"
     assert len({tuple(row) for row in report.layouts}) == 1

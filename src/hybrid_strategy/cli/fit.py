@@ -12,11 +12,13 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 
+from hybrid_strategy.callbacks.beside import ForecastBesideMeasured
 from hybrid_strategy.callbacks.progress import PrepareProgress
 from hybrid_strategy.callbacks.results import RunResults
 from hybrid_strategy.callbacks.status import RunStatus
 from hybrid_strategy.callbacks.stop_signal import StopAtSignal
 from hybrid_strategy.config.build import build_all, build_data, build_module, build_trainer
+from hybrid_strategy.config.forecasting import expected
 from hybrid_strategy.config.plan import RunPlan, plan_of
 from hybrid_strategy.config.settings import RunConfig
 from hybrid_strategy.config.storage import RESULT_FILE, as_values, read_config
@@ -51,7 +53,8 @@ def fit(run_dir: Path) -> None:
     callbacks, results = _allowed(config, list(build_all(config.callbacks, "callbacks").values())), RunResults()
     loggers = build_all(config.logger, "logger")
     try:
-        trainer = build_trainer(config, planned, [results, status, *callbacks, stop], list(loggers.values()))
+        beside = ForecastBesideMeasured(expected(config, planned))
+        trainer = build_trainer(config, planned, [results, status, beside, *callbacks, stop], list(loggers.values()))
         _log_configuration(list(loggers.values()), config, planned)
         module, data = build_module(config, planned), build_data(config, planned)
         if isinstance(data, TextDataModule) and _is_first():
@@ -62,7 +65,11 @@ def fit(run_dir: Path) -> None:
         if results.stale(trainer):
             trainer.validate(module, datamodule=data, verbose=False)
         if _is_first():
-            _write_result(run_dir, {"seconds": seconds, **results.summary(trainer), **status.summary()}, list(loggers.values()))
+            _write_result(
+                run_dir,
+                {"seconds": seconds, **results.summary(trainer), **status.summary(), **beside.summary()},
+                list(loggers.values()),
+            )
     finally:
         for logger in loggers.values():
             if isinstance(logger, WandbRunLogger):

@@ -62,7 +62,7 @@ def train(config: RunConfig, run_dir: Path, given: Arguments) -> None:
         WorkerFailedError: a rank failed.
     """
     planned, checkpoint, launcher = _check(config)
-    console = make_console()
+    config, console = replace(config, strategy=planned.strategy), make_console()
     if checkpoint is not None:
         console.print(f"resuming from {checkpoint}", markup=False, soft_wrap=True)
         config = replace(config, resume=str(checkpoint))

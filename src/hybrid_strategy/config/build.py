@@ -85,13 +85,13 @@ def build_data(config: RunConfig, planned: RunPlan) -> pl.LightningDataModule:
     return TextDataModule(**text_data_arguments(config, rows))
 
 
-def build_strategy(config: RunConfig) -> HybridParallelStrategy:
+def build_strategy(config: RunConfig, planned: RunPlan) -> HybridParallelStrategy:
     """The strategy, in processes that a launcher has started."""
     from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 
     from hybrid_strategy.strategy.hybrid import HybridParallelStrategy
 
-    arguments = {each.name: getattr(config.strategy, each.name) for each in fields(StrategySettings)}
+    arguments = {each.name: getattr(planned.strategy, each.name) for each in fields(StrategySettings)}
     del arguments["_target_"]
     if arguments["seed"] is None:
         arguments["seed"] = config.seed
@@ -110,7 +110,7 @@ def build_trainer(config: RunConfig, planned: RunPlan, callbacks: list[Any], log
             "accelerator": world.accelerator,
             "devices": world.devices,
             "num_nodes": world.num_nodes,
-            "strategy": build_strategy(config),
+            "strategy": build_strategy(config, planned),
             "precision": config.precision.mode,
             "callbacks": callbacks,
             "logger": loggers or False,

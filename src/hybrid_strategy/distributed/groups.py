@@ -116,8 +116,11 @@ def build_groups(layout: Layout, device: torch.device) -> Groups:
 def _more_pipeline_groups(
     layout: Layout, upward: dist.ProcessGroup | None
 ) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
-    """The groups `downward` and `control`. gloo matches messages by tag, so there one group serves all three."""
-    if upward is None or dist.get_backend(upward) == "gloo":
+    """The groups `downward` and `control`. gloo matches messages by tag, so there one group serves all three.
+
+    The same where nothing travels (torch's `fake` backend).
+    """
+    if upward is None or dist.get_backend(upward) in ("gloo", "fake"):
         return upward, upward
     columns = layout.world_size // layout.pipeline_parallel_size
     members = [list(range(column, layout.world_size, columns)) for column in range(columns)]

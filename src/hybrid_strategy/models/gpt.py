@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hybrid_strategy.errors import ModelError, message
 from hybrid_strategy.models import _decoder
 from hybrid_strategy.spec.model_shape import ModelShape
 from hybrid_strategy.spec.parallel_plan import ParallelPlan
@@ -100,7 +99,7 @@ class GPT(nn.Module):
 
     def __init__(self, shape: ModelShape, dropout: float = 0.0, norm_eps: float = 1e-5) -> None:
         super().__init__()
-        _check(shape)
+        _decoder.check_shape(shape)
         self.shape = shape
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.embed_positions = LearnedPositions(shape, dropout)
@@ -148,15 +147,6 @@ class GPT(nn.Module):
     def init_parameter(self, name: str, tensor: Tensor, generator: torch.Generator) -> None:
         """Fills the whole parameter `name` in place."""
         _decoder.init_parameter(name, tensor, generator, self.shape.num_layers, residual=("o_proj", "down_proj"))
-
-
-def _check(shape: ModelShape) -> None:
-    _decoder.check_heads(shape)
-    for key, wanted in (("gated_mlp", False), ("learned_positions", True)):
-        if getattr(shape, key) is not wanted:
-            rule = f"the family gpt has {'none' if key == 'gated_mlp' else 'them'}"
-            advice = f"Set it to {wanted} or take family llama"
-            raise ModelError(message(f"model.shape.{key}", not wanted, rule, "", advice))
 
 
 class GPTFamily:

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hybrid_strategy.errors import ModelError, message
 from hybrid_strategy.models import _decoder
 from hybrid_strategy.spec.model_shape import ModelShape
 from hybrid_strategy.spec.parallel_plan import ParallelPlan
@@ -102,7 +101,7 @@ class Llama(nn.Module):
 
     def __init__(self, shape: ModelShape, rope_theta: float = 10000.0, norm_eps: float = 1e-5) -> None:
         super().__init__()
-        _check(shape)
+        _decoder.check_shape(shape)
         self.shape, self.rope_theta = shape, rope_theta
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(shape, norm_eps) for _ in range(shape.num_layers))
@@ -149,13 +148,6 @@ class Llama(nn.Module):
     def init_parameter(self, name: str, tensor: Tensor, generator: torch.Generator) -> None:
         """Fills the whole parameter `name` in place."""
         _decoder.init_parameter(name, tensor, generator, self.shape.num_layers, residual=("o_proj", "down_proj"))
-
-
-def _check(shape: ModelShape) -> None:
-    _decoder.check_heads(shape)
-    for key in ("bias", "learned_positions"):
-        if getattr(shape, key):
-            raise ModelError(message(f"model.shape.{key}", True, "the family llama has none", "", "Unset it or take family gpt"))
 
 
 class LlamaFamily:

@@ -7,7 +7,7 @@ holds (driver, communication library, fragmentation) is a line too, from the clu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from hybrid_strategy.planning.activations import BlockActivations, block_activations
@@ -21,6 +21,11 @@ _MEASURED = "measured: torchtune bd2a0fc7 README, torchtitan benchmarks (peaks w
 
 BUCKET_BYTES = 32 * 2**20
 """One message of the gradient reduction (`distributed.coalesced`); one is filled while another travels."""
+
+
+OWN_LOGITS_BYTES = {(4.0, 4.0): (12.0, 8.0), (2.0, 4.0): (12.0, 10.0), (2.0, 2.0): (8.0, 14.0)}
+"""Bytes held per element of the logits by this package's own engine, the vocabulary whole or split, in fp32, under autocast and
+in 16 bit: counted (`hybrid plan --dry-run`)."""
 
 
 @dataclass(frozen=True)
@@ -92,14 +97,34 @@ class LedgerMaker:
     def _states(self, rank: int) -> tuple[LedgerLine, ...]:
         scenario, layout = self.scenario, self.scenario.layout
         shares = state_shares(layout.sharding, layout.shard_size * layout.context_parallel_size)
+        if scenario.stack.plain_sharding and layout.sharding != "zero3":
+            shares = replace(shares, gradients=1)
         blocks = scenario.blocks_of(rank) * scenario.block_parameters
         ends = sum(self._end_parameters[stage] for stage in scenario.stages_of_rank[rank])
-        return _state_lines(scenario.numerics, shares, blocks, ends)
+        lines = _state_lines(scenario.numerics, shares, blocks, ends)
+        return (*lines, *self._casts(rank))
+
+    def _casts(self, rank: int) -> Iterator[LedgerLine]:
+        """16-bit images of weights that products take: kept with the activations of each micro-batch, or for the whole step."""
+        scenario, each = self.scenario, self.scenario.numerics.cast_bytes
+        if not each:
+            return
+        head = _vocabulary(scenario) if self._has_head(rank) else 0.0
+        stages = len(scenario.stages_of_rank[rank])
+        count = scenario.blocks_of(rank) * scenario.block_parameters + head
+        times = self.in_flight(rank) / stages if scenario.layout.activation_checkpoint == "none" else 1.0
+        formula = f"{each:g} B x {count:,.0f} parameters of products x {times:g} micro-batches"
+        yield LedgerLine("casts for products", "copies", each * count * times, formula, "torch.autocast, a cast a forward pass")
+        if scenario.layout.activation_checkpoint == "none":
+            shape = scenario.shape
+            largest_matrix = max(head, shape.hidden_size * shape.intermediate_size / scenario.layout.tensor_parallel_size)
+            formula = f"{each:g} B x {largest_matrix:,.0f} weights"
+            yield LedgerLine("gradient of a cast", "copies", each * largest_matrix, formula, "torch.autocast")
 
     def _activations(self, rank: int) -> Iterator[LedgerLine]:
         """Held from the forward to the backward pass, as often as micro-batches are in flight."""
         scenario, width, in_flight = self.scenario, self.width, self.in_flight(rank)
-        stages, wide, split = scenario.stages_of_rank[rank], scenario.numerics.compute_bytes, scenario.sequence_split
+        stages, wide, split = scenario.stages_of_rank[rank], scenario.numerics.stream_bytes, scenario.sequence_split
         per_stage = scenario.blocks_of(rank) / len(stages)
         kept = self.activations.kept
         formula = (
@@ -125,6 +150,8 @@ class LedgerMaker:
         if self._has_head(rank):
             columns = scenario.shape.vocab_size / split
             each = stack.logits_bytes + (stack.split_logits_bytes if split > 1 else 0.0)
+            if stack.plain_sharding:
+                each = OWN_LOGITS_BYTES[scenario.numerics.compute_bytes, scenario.numerics.stream_bytes][split > 1]
             logits = each * scenario.tokens * columns
             formula = f"{each:g} B x {scenario.tokens:,.0f} tokens x {columns:,.0f} words"
             yield LedgerLine("logits and loss", "logits", logits, formula, _MEASURED)
@@ -138,18 +165,54 @@ class LedgerMaker:
         """Whole units under `zero3`, and what is on the way to other ranks."""
         scenario, layout, numerics = self.scenario, self.scenario.layout, self.scenario.numerics
         block = scenario.block_parameters
-        if layout.state_shards > 1 and layout.sharding == "zero3":
+        if scenario.stack.plain_sharding:
+            yield from self._packed(rank)
+        elif layout.sharding == "zero3" and layout.state_shards > 1:
             ends = max(self._end_parameters[stage] for stage in scenario.stages_of_rank[rank])
             units = 2 * block + ends
             held = units * numerics.gather_bytes + max(block, ends) * numerics.reduce_bytes
             formula = f"{numerics.gather_bytes:g} B x {units:,.0f} weights of two blocks and the ends, gradients of one unit"
             yield LedgerLine("gathered units", "gathered", held, formula, "arXiv:2304.11277 section 4")
-        if layout.world_size > 1:
+        if layout.world_size > 1 and not scenario.stack.plain_sharding:
             held = 2.0 * min(BUCKET_BYTES, scenario.blocks_of(rank) * block * numerics.reduce_bytes)
             yield LedgerLine("two reduction buckets", "buffers", held, "2 x 32 MiB", "distributed.coalesced")
 
+    def _packed(self, rank: int) -> Iterator[LedgerLine]:
+        """One unit at a time under `zero3`: whole, packed for its gather, and its gradient. Other packing waits until activations
+        have gone, which are larger."""
+        scenario, layout, numerics = self.scenario, self.scenario.layout, self.scenario.numerics
+        if layout.sharding != "zero3" or layout.shard_size == 1:
+            return
+        ends = [self._end_parameters[stage] for stage in scenario.stages_of_rank[rank]]
+        unit = (
+            max(scenario.block_parameters, *ends)
+            if layout.num_stages > 1
+            else max(scenario.block_parameters, _vocabulary(scenario))
+        )
+        source = "parallel.sharding.zero3"
+        formula = f"x {unit:,.0f} weights of the largest unit"
+        yield LedgerLine(
+            "gathered unit", "gathered", unit * numerics.gather_bytes, f"{numerics.gather_bytes:g} B {formula}", source
+        )
+        yield LedgerLine(
+            "gradient of one unit",
+            "gradients",
+            unit * numerics.gradient_bytes,
+            f"{numerics.gradient_bytes:g} B {formula}",
+            source,
+        )
+        yield LedgerLine(
+            "packed unit", "buffers", 2 * unit * numerics.gather_bytes, f"2 x {numerics.gather_bytes:g} B {formula}", source
+        )
+
     def _has_head(self, rank: int) -> bool:
         return self.scenario.layout.num_stages - 1 in self.scenario.stages_of_rank[rank]
+
+
+def _vocabulary(scenario: Scenario) -> float:
+    """Weights of the embedding, and of the head as well."""
+    shape = scenario.shape
+    return shape.vocab_size * shape.hidden_size / scenario.layout.tensor_parallel_size
 
 
 @lru_cache(maxsize=4096)
@@ -160,7 +223,6 @@ def _state_lines(numerics: Numerics, shares: StateShares, blocks: float, ends: f
         ("gradients", "gradients", numerics.gradient_bytes, shares.gradients),
         ("optimizer states", "optimizer", numerics.moment_bytes, shares.optimizer),
         ("fp32 masters", "copies", numerics.master_bytes, shares.optimizer),
-        ("casts for products", "copies", numerics.cast_bytes, shares.parameters),
     )
     lines = []
     for what, category, each, share in kinds:

@@ -107,7 +107,7 @@ def _changes(question: Question, winner: Forecast) -> Iterator[tuple[str, Layout
     for kind in ("none", "selective", "full"):
         if kind != layout.activation_checkpoint:
             yield f"activation_checkpoint={kind}", replace(layout, activation_checkpoint=kind), micro
-    rows = question.global_batch_size // layout.data_parallel_size
+    rows = winner.scenario.batch.rank_batch_size(layout.data_parallel_size)
     for size in (micro // 2, 2 * micro):
         if size >= 1 and rows % size == 0:
             yield f"micro_batch_size={size}", layout, size
@@ -157,8 +157,10 @@ def _more_nodes(question: Question) -> Iterator[tuple[tuple[str, ...], Question]
     nodes = question.cluster.num_nodes
     for count in (2 * nodes, 4 * nodes, 8 * nodes, 16 * nodes, 64 * nodes):
         cluster = question.cluster.with_nodes(count)
-        batch = question.global_batch_size * max(1, count * cluster.gpus_per_node // (64 * question.global_batch_size))
-        yield (f"cluster.num_nodes={count}",), replace(question, cluster=cluster, global_batch_size=batch, world_size=0)
+        wider = max(1, count * cluster.gpus_per_node // (64 * question.global_batch_size))
+        batch = question.global_batch_size * wider
+        words = (f"cluster.num_nodes={count}", *([f"data.global_batch_size={batch}"] if wider > 1 else []))
+        yield words, replace(question, cluster=cluster, global_batch_size=batch, world_size=0)
 
 
 def _shorter(question: Question) -> Iterator[tuple[tuple[str, ...], Question]]:

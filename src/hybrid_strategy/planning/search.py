@@ -44,7 +44,8 @@ class Question:
     """What is asked.
 
     Attributes:
-        fixed: what the user has set: fields of `Layout`, `micro_batch_size`, `num_microbatches`, `accumulate_grad_batches`.
+        fixed: what the user has set: fields of `Layout`, `micro_batch_size`, `num_microbatches`, `accumulate_grad_batches`,
+            `stage_layers` (blocks of each stage, which fixes their number).
         world_size: processes; 0: all GPUs of the cluster.
     """
 
@@ -64,7 +65,9 @@ class Question:
         accumulate = int(self.fixed.get("accumulate_grad_batches", 1))
         rows = self.global_batch_size // (layout.data_parallel_size * accumulate)
         batch = BatchSpec(self.global_batch_size, max(1, rows // micro_batch_size), accumulate)
-        return Scenario(self.shape, layout, batch, self.cluster, self.numerics, self.stack)
+        stages = tuple(self.fixed.get("stage_layers", ()))
+        cut = stages if len(stages) == layout.num_stages else ()
+        return Scenario(self.shape, layout, batch, self.cluster, self.numerics, self.stack, stage_layers=cut)
 
     def choices(self, key: str, usual: Iterable[Any]) -> tuple[Any, ...]:
         """What is tried of one axis: what the user has set, else the usual values."""
@@ -198,7 +201,10 @@ def _scheduled(question: Question, base: Layout) -> Iterator[tuple[Layout, int]]
     if rows < 1:
         return
     pipeline = base.pipeline_parallel_size
+    stages = len(question.fixed.get("stage_layers", ()))
     for schedule, chunks in _schedules(question, pipeline):
+        if stages and stages != pipeline * chunks:
+            continue
         layout = replace(base, schedule=schedule, stages_per_rank=chunks)
         for micro in _micro_batches(question, rows):
             m = rows // micro

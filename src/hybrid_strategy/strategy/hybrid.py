@@ -31,6 +31,7 @@ from hybrid_strategy.parallelize import Parallelized, parallelize
 from hybrid_strategy.spec.layout import Layout
 from hybrid_strategy.spec.parallel_plan import ParallelPlan
 from hybrid_strategy.strategy import _lightning
+from hybrid_strategy.strategy.automatic import decided
 from hybrid_strategy.strategy.averages import ShardedAverage
 from hybrid_strategy.strategy.checkpointing import StateKeeper
 from hybrid_strategy.strategy.data_position import go_on
@@ -131,6 +132,7 @@ class HybridParallelStrategy(WorldStrategy):
             seed=seed,
             reduce_dtype=reduce_dtype,
         )
+        self.automatic = False
         self._layout: Layout | None = None
         self._groups: Groups | None = None
         self._made: Parallelized | None = None
@@ -179,13 +181,17 @@ class HybridParallelStrategy(WorldStrategy):
 
     def setup_environment(self) -> None:
         super().setup_environment()
-        if self.lightning_module is not None:
-            prepare_callbacks(self.lightning_module.trainer, self.layout)
         _lightning.reset_seed()
         self.set_world_ranks()
         assert self.cluster_environment is not None  # set by the Trainer before
         backend = self.options.process_group_backend or _lightning.backend_for(self.root_device)
         _lightning.init_process_group(self.cluster_environment, backend, self.options.timeout, self.root_device)
+        if self.automatic and self._groups is None and self.lightning_module is not None:
+            precision = str(self.precision_plugin.precision)
+            self.options = decided(self.options, self.lightning_module, self.root_device, precision, self.num_processes)
+            self._layout = None
+        if self.lightning_module is not None:
+            prepare_callbacks(self.lightning_module.trainer, self.layout)
         if self._groups is None:
             self._groups = build_groups(self.layout, self.root_device)
         if self.lightning_module is not None:
