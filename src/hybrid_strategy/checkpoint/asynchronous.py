@@ -63,6 +63,11 @@ class AsyncSaver:
         return self._running is not None and self._running.thread.is_alive()
 
     @property
+    def failed(self) -> bool:
+        """The last save of this rank has ended with an error, which `wait` will raise."""
+        return self._running is not None and not self._running.thread.is_alive() and self._running.error is not None
+
+    @property
     def staged_bytes(self) -> int:
         """Host memory held for copies."""
         return sum(each.numel() * each.element_size() for each in self._buffers.values())

@@ -74,7 +74,7 @@ def train(config: RunConfig, run_dir: Path, given: Arguments) -> None:
     (run_dir / PLAN_FILE).write_text(json.dumps(planned.to_dict(), indent=2), encoding="utf-8")
     show(config, planned, console)
     try:
-        launcher.run(Job(FIT, run_dir, planned.world.devices, environment_of(planned)))
+        launcher.run(Job(FIT, run_dir, planned.world.devices, environment_of(planned), stops_itself=True))
     except (HybridError, KeyboardInterrupt):
         if newest_checkpoint(run_dir) is not None:
             print(f"run folder: {run_dir}\nresume: {resume_command(given, run_dir)}", file=sys.stderr)

@@ -39,6 +39,8 @@ class StrategySettings:
     process_group_backend: str | None = None
     timeout: float = 1800.0
     seed: int | None = None
+    asynchronous_checkpoint: bool = False
+    checkpoint_error: str = "raise"
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from hybrid_strategy.errors import LayoutError, message
+from hybrid_strategy.errors import ConfigError, LayoutError, did_you_mean, message
 from hybrid_strategy.planning.batches import default_num_microbatches
 from hybrid_strategy.planning.layouts import check_layout, find_schedule, resolve_layout
 from hybrid_strategy.planning.refusals import check_whole
 from hybrid_strategy.spec.layout import Layout
 from hybrid_strategy.spec.parallel_plan import ParallelPlan
+
+ON_CHECKPOINT_ERROR = ("raise", "warn")
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class Options:
     process_group_backend: str | None
     timeout: timedelta
     seed: int | None
+    asynchronous_checkpoint: bool
+    checkpoint_error: str
 
     def layout(self, world_size: int) -> Layout:
         """The layout of `world_size` processes.
@@ -80,6 +84,9 @@ def make_options(**given: Any) -> Options:
     check_whole({key: given[key] for key in wholes if given[key] is not None})
     given["schedule"] = find_schedule(given["schedule"]).name
     check_layout(Layout(sharding=given["sharding"], activation_checkpoint=given["activation_checkpoint"]))
+    if given["checkpoint_error"] not in ON_CHECKPOINT_ERROR:
+        rule, advice = "there is no such way", did_you_mean(given["checkpoint_error"], ON_CHECKPOINT_ERROR)
+        raise ConfigError(message("checkpoint_error", given["checkpoint_error"], rule, "", advice))
     if given["stage_cuts"] is not None:
         given["stage_cuts"] = tuple(given["stage_cuts"])
     if isinstance(given["parallel_plan"], Mapping):

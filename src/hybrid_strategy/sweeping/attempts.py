@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hybrid_strategy.config.resume import newest_checkpoint
-from hybrid_strategy.config.storage import RESULT_FILE, read_config, write_config
+from hybrid_strategy.config.storage import PREEMPTED_FILE, RESULT_FILE, read_config, write_config
 from hybrid_strategy.files import read_json, write_json
 from hybrid_strategy.sweeping import states
 from hybrid_strategy.sweeping.metrics import METRICS_FILE, merge_parts, set_aside
@@ -17,9 +17,6 @@ from hybrid_strategy.sweeping.metrics import METRICS_FILE, merge_parts, set_asid
 STATE_FILE = "state.json"
 STATUS_FILE = "status.json"
 """Written by the first rank while it trains: step, loss, speed."""
-
-PREEMPTED_FILE = "preempted.json"
-"""Written by the first rank after it has saved because of a signal."""
 
 
 @dataclass(frozen=True)

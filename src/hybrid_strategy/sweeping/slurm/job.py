@@ -9,11 +9,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from hybrid_strategy.config.storage import RESULT_FILE, read_config
+from hybrid_strategy.config.storage import PREEMPTED_FILE, RESULT_FILE, read_config
 from hybrid_strategy.errors import RunError
 from hybrid_strategy.files import read_json
 from hybrid_strategy.sweeping import states
-from hybrid_strategy.sweeping.attempts import PREEMPTED_FILE, begin, conclude, in_slurm_job, read_state, write_state
+from hybrid_strategy.sweeping.attempts import begin, conclude, in_slurm_job, read_state, write_state
 from hybrid_strategy.sweeping.causes import PREEMPTED_CODE, cause_of
 from hybrid_strategy.sweeping.points import Point, read_point
 from hybrid_strategy.sweeping.settings import SlurmSettings

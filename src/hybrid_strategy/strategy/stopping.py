@@ -1,0 +1,111 @@
+"""Leaves training when a signal asks for it: the ranks agree between two steps, save once, and end with exit code 75."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any, NoReturn
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from lightning.pytorch.trainer.states import TrainerFn
+
+from hybrid_strategy.checkpoint.stop_request import REQUEST
+from hybrid_strategy.errors import PreemptedError
+from hybrid_strategy.strategy import _lightning
+from hybrid_strategy.strategy.checkpoint_hooks import CheckpointHooks
+
+STOP_NAME = "last-stopped.ckpt"
+"""Begins with `last`, so that Lightning's `ckpt_path="last"` finds it."""
+
+
+class StoppedBySignal(PreemptedError, SystemExit):  # noqa: N818 - it is no failure
+    """Leaves `Trainer.fit`. A script that does not catch it ends quietly, with exit code 75.
+
+    Args:
+        name: of the signal.
+        step: optimizer steps done.
+        checkpoint: that of this step; None where nothing was trained that a checkpoint lacks.
+    """
+
+    def __init__(self, name: str, step: int, checkpoint: Path | None) -> None:
+        saved = f"after step {step}; checkpoint: {checkpoint}" if checkpoint else "where nothing had to be saved"
+        super().__init__(f"stopped by {name} {saved}")
+        self.code = self.exit_code
+        self.name, self.step, self.checkpoint = name, step, checkpoint
+
+
+class StepBoundary:
+    """Lets all ranks see the same news at the same step: one reduction of 16 bytes on the host each time.
+
+    Making one is collective.
+    """
+
+    def __init__(self) -> None:
+        self._group: dist.ProcessGroup | None = None
+        self._alone = not dist.is_initialized() or dist.get_world_size() == 1
+        if not self._alone and dist.get_backend() != "gloo":
+            self._group = dist.new_group(backend="gloo")
+
+    def agree(self, save_failed: bool) -> tuple[int, bool]:
+        """The number of the signal that a rank got, or 0, and whether a save has failed somewhere. Collective."""
+        if self._alone:
+            return REQUEST.signal_number, save_failed
+        news = torch.tensor([REQUEST.signal_number, save_failed], dtype=torch.int64)
+        dist.all_reduce(news, op=dist.ReduceOp.MAX, group=self._group)
+        number, failed = news.tolist()
+        return number, bool(failed)
+
+
+class StopHooks(CheckpointHooks):
+    """What the strategy does between two steps. Signals are its own while it trains, or where the process listens anyway."""
+
+    _boundary: StepBoundary | None = None
+
+    def take_signals(self, trainer: pl.Trainer) -> None:
+        """To be called by every rank when a run is set up."""
+        if trainer.state.fn != TrainerFn.FITTING and not REQUEST.listening:
+            _lightning.give_back_signals(trainer)
+            self._boundary = None
+            return
+        if not REQUEST.listening:
+            _lightning.take_over_signals(trainer, REQUEST.listen, REQUEST.ignore)
+        else:
+            _lightning.take_over_signals(trainer, _nothing, _nothing)
+        self._boundary = self._boundary or StepBoundary()
+
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        """Asks, before each batch of training and of validation, whether to go on.
+
+        Raises:
+            StoppedBySignal: on every rank, once a checkpoint of this step is complete.
+            CheckpointError: on every rank: a checkpoint could not be written in the background.
+        """
+        if self._boundary is not None:
+            self.writer.tidy()
+            number, failed = self._boundary.agree(self.writer.failed)
+            if failed:
+                self.writer.finish()
+            if number:
+                self._stop(signal.Signals(number).name)
+        return super().batch_to_device(batch, device, dataloader_idx)
+
+    def _stop(self, name: str) -> NoReturn:
+        trainer = self._user_module().trainer
+        _lightning.let_children_leave(self.launcher)
+        fits = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
+        path = self.save_once(stop_path(trainer)) if fits and self.trained else None
+        stop = StoppedBySignal(name, trainer.global_step, path)
+        _lightning.rank_zero_info(str(stop))
+        raise stop
+
+
+def _nothing() -> None:
+    """The process listens already, and goes on listening after the Trainer."""
+
+
+def stop_path(trainer: pl.Trainer) -> Path:
+    """Where the checkpoint of a stop goes: beside those of the first checkpoint callback."""
+    folder = getattr(trainer.checkpoint_callback, "dirpath", None)
+    return Path(folder) / STOP_NAME if folder else Path(trainer.default_root_dir) / "checkpoints" / STOP_NAME
