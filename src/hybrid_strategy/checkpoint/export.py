@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hybrid_strategy.checkpoint.digests import DigestFile, write_bytes, write_file
 from hybrid_strategy.checkpoint.folder import check_replaceable, commit, remove_folder, resolve, start_partial
 from hybrid_strategy.checkpoint.naming import Naming
 from hybrid_strategy.checkpoint.pieces import Piece
 from hybrid_strategy.checkpoint.planners import PieceLoadPlanner
-from hybrid_strategy.checkpoint.storage import BlockReader, DigestFile, write_bytes, write_file
+from hybrid_strategy.checkpoint.storage import BlockReader
 from hybrid_strategy.checkpoint.verify import verify_checkpoint
 from hybrid_strategy.errors import CheckpointError, message
 
