@@ -203,7 +203,7 @@ def run_here(case: Resumed) -> dict[str, Any]:
     }
 
 
-WORDS = ("last", "best")
+WORDS = ("last", "best", "hpc")
 
 
 def extra_state(callbacks: list[Any]) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class AsyncSaver:
             CheckpointError: on every rank: this save cannot be done, or the last one failed (this one is then not started; the
                 error has been delivered, so it may be tried again).
         """
-        if self.when_busy == "skip" and self._any_busy(str(path)):
+        if self.when_busy == "skip" and self.busy_anywhere(path):
             return False
         self.wait()
         prepared = PreparedSave(path, content, options or SaveOptions(), self.ranks)
@@ -139,8 +139,9 @@ class AsyncSaver:
         except BaseException as error:  # delivered by `wait`: a thread has no caller
             running.error = error
 
-    def _any_busy(self, path: str) -> bool:
-        work = Work(path, "save")
+    def busy_anywhere(self, path: str | os.PathLike[str]) -> bool:
+        """A save of some rank is still being written; asked before `path` is saved. Called by every rank."""
+        work = Work(str(path), "save")
         flags = self.ranks.collect(work, lambda: self.busy)
         return self.ranks.lead(work, lambda: any(flags or []))
 

@@ -1,4 +1,4 @@
-"""Files written with a digest of what was meant to be written, and read back to compare. No torch: a command may verify at once."""
+"""Files written with a digest of what was meant to be written, and read back to compare. No torch: a command verifies at once."""
 
 from __future__ import annotations
 

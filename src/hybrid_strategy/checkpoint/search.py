@@ -59,6 +59,16 @@ def search(*folders: Path, digests: bool = True) -> Found:
     return Found(None, tuple(skipped))
 
 
+def instead_of(path: Path) -> str:
+    """A sentence that offers the newest good checkpoint beside a damaged one; empty where `path` is not damaged."""
+    try:
+        verify_checkpoint(path)
+    except CheckpointError:
+        found = search(path.parent)
+        return f" The newest good checkpoint beside it is {found.path}." if found.path else " No good one lies beside it."
+    return ""
+
+
 def _claims(path: Path) -> bool:
     return not path.is_symlink() and committed_name(path) is not None and (path / MANIFEST_FILE).is_file()
 

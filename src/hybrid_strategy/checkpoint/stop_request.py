@@ -49,14 +49,17 @@ class StopRequest:
         """Name of the signal."""
         return signal.Signals(self.signal_number).name
 
-    def listen(self) -> None:
+    def listen(self, *further: int) -> None:
         """Puts the handlers in place; handlers that somebody else had installed are called after ours.
 
         Does nothing outside of the main thread, where Python knows no signals.
+
+        Args:
+            further: numbers of signals to hear beside `signals_to_hear`.
         """
-        if self.listening or threading.current_thread() is not threading.main_thread():
+        if threading.current_thread() is not threading.main_thread():
             return
-        for number in signals_to_hear():
+        for number in {*signals_to_hear(), *further} - self._before.keys():
             self._before[number] = signal.signal(number, self._receive)
 
     def ignore(self) -> None:

@@ -40,6 +40,7 @@ class StrategySettings:
     timeout: float = 1800.0
     seed: int | None = None
     asynchronous_checkpoint: bool = False
+    checkpoint_when_busy: str = "wait"
     checkpoint_error: str = "raise"
 
 

@@ -80,6 +80,11 @@ def take_over_signals(trainer: pl.Trainer, listen: Callable[[], None], ignore: C
     setattr(loop, "_broadcast_sigterm_tensor", lambda: None)  # noqa: B010 - absent in some 2.x
 
 
+def requeue_path(trainer: pl.Trainer) -> str:
+    """Where a job that Slurm starts again looks for its checkpoint by itself, and `ckpt_path="hpc"` does."""
+    return str(trainer._checkpoint_connector.hpc_save_path(trainer.default_root_dir))
+
+
 def give_back_signals(trainer: pl.Trainer) -> None:
     """Undoes `take_over_signals`."""
     vars(trainer._signal_connector).pop("register_signal_handlers", None)

@@ -11,6 +11,7 @@ from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch.optim import Optimizer
 
 from hybrid_strategy.checkpoint.saving import SaveOptions
+from hybrid_strategy.checkpoint.search import instead_of
 from hybrid_strategy.data.position import MeshPosition
 from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.errors import CheckpointError, message
@@ -87,8 +88,8 @@ class CheckpointHooks(WorldStrategy):
         trainer = self._user_module().trainer
         interrupted = trainer.state.status == TrainerStatus.INTERRUPTED
         options = SaveOptions(arrival_seconds=_AFTER_AN_ERROR) if interrupted else SaveOptions()
-        self.writer.save(path, self._keeper().content(checkpoint, self._window_state), options)
-        if "optimizer_states" in checkpoint and self.writer.error is None:
+        written = self.writer.save(path, self._keeper().content(checkpoint, self._window_state), options)
+        if "optimizer_states" in checkpoint and written:
             self._last_save = path, standing_of(trainer).total_batches
 
     def save_once(self, path: Path) -> Path:
@@ -112,6 +113,24 @@ class CheckpointHooks(WorldStrategy):
             raise self.writer.error
         return path
 
+    def save_if_trained(self, path: Path) -> Path | None:
+        """`save_once`, where a batch has been finished since training started or went on. Collective.
+
+        Returns:
+            The checkpoint of this step; None where there is none because nothing was trained, or it failed and the run goes on.
+
+        Raises:
+            CheckpointError: on every rank, if it could not be written (`checkpoint_error="raise"`).
+        """
+        if not self.trained:
+            return None
+        try:
+            return self.save_once(path)
+        except CheckpointError:
+            if self.options.checkpoint_error == "raise":
+                raise
+            return None  # the writer has said so
+
     @property
     def trained(self) -> bool:
         """Has a batch been finished since training started or went on?"""
@@ -122,7 +141,8 @@ class CheckpointHooks(WorldStrategy):
         """Writes the checkpoints of this strategy."""
         if self._writer is None:
             options = self.options
-            self._writer = CheckpointWriter(options.asynchronous_checkpoint, options.checkpoint_error, self.is_global_zero)
+            how = options.asynchronous_checkpoint, options.checkpoint_when_busy, options.checkpoint_error
+            self._writer = CheckpointWriter(*how, self.is_global_zero)
         return self._writer
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
@@ -132,12 +152,20 @@ class CheckpointHooks(WorldStrategy):
             CheckpointError: on every rank: it is damaged, of another model, or holds too little.
         """
         schedulers = [each.scheduler for each in self.lr_scheduler_configs]
-        loaded = self._keeper().load(Path(self.broadcast(str(checkpoint_path))), schedulers)
+        path = Path(self.broadcast(str(checkpoint_path)))
+        try:
+            loaded = self._keeper().load(path, schedulers)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}{self._offer(path)}") from error
         if self._user_module().trainer.state.fn == TrainerFn.FITTING:
             self._loaded = loaded
             self._resumption = Resumption(loaded.standing, loaded.positions) if loaded.standing is not None else None
         _lightning.rank_zero_info("\n".join(loaded.certificate.lines()))
         return loaded.state
+
+    def _offer(self, path: Path) -> str:
+        """Where `path` is damaged: the newest checkpoint beside it that is not. Collective."""
+        return str(self.broadcast(instead_of(path) if self.is_global_zero else ""))
 
     def finish_checkpoints(self) -> None:
         """Completes what is being written; nothing more is saved before the next run is set up. Collective.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lightning_utilities.core.rank_zero import rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from hybrid_strategy.checkpoint.asynchronous import AsyncSaver
 from hybrid_strategy.checkpoint.content import CheckpointContent
@@ -20,14 +20,16 @@ class CheckpointWriter:
 
     Args:
         asynchronous: copy the state to host memory and write it while training goes on.
+        when_busy: what a save does that comes while the last one is being written in the background: `wait` or `skip` itself.
         on_error: `raise`: a checkpoint that cannot be written ends the run; `warn`: it goes on.
         is_first: this rank removes.
     """
 
-    def __init__(self, asynchronous: bool, on_error: str, is_first: bool) -> None:
-        self._asynchronous, self._on_error, self._is_first = asynchronous, on_error, is_first
+    def __init__(self, asynchronous: bool, when_busy: str, on_error: str, is_first: bool) -> None:
+        self._asynchronous, self._when_busy, self._on_error, self._is_first = asynchronous, when_busy, on_error, is_first
         self._saver: AsyncSaver | None = None
         self._surplus: list[Path] = []
+        self._skipped = False
         self.error: CheckpointError | None = None
         """What the newest save failed with, where it did."""
 
@@ -41,12 +43,19 @@ class CheckpointWriter:
         """Host memory held for copies of this rank's state."""
         return 0 if self._saver is None else self._saver.staged_bytes
 
-    def save(self, path: Path, content: CheckpointContent, options: SaveOptions) -> None:
+    def save(self, path: Path, content: CheckpointContent, options: SaveOptions) -> bool:
         """Writes, or begins to.
+
+        Returns:
+            False where nothing is written: it was skipped, or failed (`on_error="warn"`).
 
         Raises:
             CheckpointError: on every rank: this one or, in the background, the last one failed (`on_error="raise"`).
         """
+        if self._when_busy == "skip" and self._saver is not None and self._saver.busy_anywhere(path):
+            self._skipped = True  # what it would have replaced stays until a later one is complete
+            rank_zero_info(f"{path} is not saved: the checkpoint before it is still being written")
+            return False
         self.finish()
         try:
             if self._asynchronous:
@@ -54,9 +63,11 @@ class CheckpointWriter:
                 self._saver.save(path, content, options)
             else:
                 save_checkpoint(path, content, options)
-            self.error = None
         except CheckpointError as error:
             self._deal_with(error)
+            return False
+        self.error, self._skipped = None, False
+        return True
 
     def finish(self) -> None:
         """Waits until the last save is complete.
@@ -92,7 +103,7 @@ class CheckpointWriter:
 
     def tidy(self) -> None:
         """Removes what has been replaced by now. Not collective."""
-        if self._saver is not None and (self._saver.busy or self._saver.failed):
+        if self._skipped or (self._saver is not None and (self._saver.busy or self._saver.failed)):
             return
         if self.error is None:
             for path in self._surplus:

@@ -66,6 +66,7 @@ class HybridParallelStrategy(StopHooks):
         timeout: seconds (or a timedelta) after which a collective that does not end is an error.
         seed: of first values and of the order of samples; default: that of `seed_everything`, else 0.
         asynchronous_checkpoint: write checkpoints while training goes on, from a copy of the state in host memory.
+        checkpoint_when_busy: `wait` or `skip`: what a checkpoint does that comes while the last one is still being written.
         checkpoint_error: `raise` or `warn`: whether a checkpoint that cannot be written ends the run.
 
     Raises:
@@ -95,6 +96,7 @@ class HybridParallelStrategy(StopHooks):
         timeout: float | timedelta = 1800.0,
         seed: int | None = None,
         asynchronous_checkpoint: bool = False,
+        checkpoint_when_busy: str = "wait",
         checkpoint_error: str = "raise",
         *,
         accelerator: pl.accelerators.Accelerator | None = None,
@@ -123,6 +125,7 @@ class HybridParallelStrategy(StopHooks):
             timeout=timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout),
             seed=seed,
             asynchronous_checkpoint=asynchronous_checkpoint,
+            checkpoint_when_busy=checkpoint_when_busy,
             checkpoint_error=checkpoint_error,
         )
         self._layout: Layout | None = None

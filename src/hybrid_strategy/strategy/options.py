@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from hybrid_strategy.checkpoint.asynchronous import WHEN_BUSY
 from hybrid_strategy.errors import ConfigError, LayoutError, did_you_mean, message
 from hybrid_strategy.planning.batches import default_num_microbatches
 from hybrid_strategy.planning.layouts import check_layout, find_schedule, resolve_layout
@@ -39,6 +40,7 @@ class Options:
     timeout: timedelta
     seed: int | None
     asynchronous_checkpoint: bool
+    checkpoint_when_busy: str
     checkpoint_error: str
 
     def layout(self, world_size: int) -> Layout:
@@ -84,9 +86,10 @@ def make_options(**given: Any) -> Options:
     check_whole({key: given[key] for key in wholes if given[key] is not None})
     given["schedule"] = find_schedule(given["schedule"]).name
     check_layout(Layout(sharding=given["sharding"], activation_checkpoint=given["activation_checkpoint"]))
-    if given["checkpoint_error"] not in ON_CHECKPOINT_ERROR:
-        rule, advice = "there is no such way", did_you_mean(given["checkpoint_error"], ON_CHECKPOINT_ERROR)
-        raise ConfigError(message("checkpoint_error", given["checkpoint_error"], rule, "", advice))
+    for key, ways in (("checkpoint_error", ON_CHECKPOINT_ERROR), ("checkpoint_when_busy", WHEN_BUSY)):
+        if given[key] not in ways:
+            advice = did_you_mean(given[key], ways)
+            raise ConfigError(message(key, given[key], "there is no such way", "", advice))
     if given["stage_cuts"] is not None:
         given["stage_cuts"] = tuple(given["stage_cuts"])
     if isinstance(given["parallel_plan"], Mapping):

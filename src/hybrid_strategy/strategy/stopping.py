@@ -9,12 +9,15 @@ from typing import Any, NoReturn
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from hybrid_strategy.checkpoint.stop_request import REQUEST
 from hybrid_strategy.errors import PreemptedError
 from hybrid_strategy.strategy import _lightning
 from hybrid_strategy.strategy.checkpoint_hooks import CheckpointHooks
+from hybrid_strategy.strategy.requeue import requeue
 
 STOP_NAME = "last-stopped.ckpt"
 """Begins with `last`, so that Lightning's `ckpt_path="last"` finds it."""
@@ -70,7 +73,8 @@ class StopHooks(CheckpointHooks):
             self._boundary = None
             return
         if not REQUEST.listening:
-            _lightning.take_over_signals(trainer, REQUEST.listen, REQUEST.ignore)
+            number = self._requeue_signal
+            _lightning.take_over_signals(trainer, lambda: REQUEST.listen(*[number] if number else []), REQUEST.ignore)
         else:
             _lightning.take_over_signals(trainer, _nothing, _nothing)
         self._boundary = self._boundary or StepBoundary()
@@ -88,16 +92,29 @@ class StopHooks(CheckpointHooks):
             if failed:
                 self.writer.finish()
             if number:
-                self._stop(signal.Signals(number).name)
+                self._stop(number)
         return super().batch_to_device(batch, device, dataloader_idx)
 
-    def _stop(self, name: str) -> NoReturn:
+    @property
+    def _requeue_signal(self) -> int | None:
+        """The signal after which the job goes back into Slurm's queue, with Lightning's `SLURMEnvironment(auto_requeue=True)`."""
+        environment = self.cluster_environment
+        if not isinstance(environment, SLURMEnvironment) or not environment.auto_requeue:
+            return None
+        return environment.requeue_signal or signal.SIGUSR1
+
+    def _stop(self, number: int) -> NoReturn:
         trainer = self._user_module().trainer
         _lightning.let_children_leave(self.launcher)
         fits = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
-        path = self.save_once(stop_path(trainer)) if fits and self.trained else None
-        stop = StoppedBySignal(name, trainer.global_step, path)
+        requeues = number == self._requeue_signal
+        wanted = Path(_lightning.requeue_path(trainer)) if requeues else stop_path(trainer)
+        path = self.save_once(wanted) if fits and self.trained else None
+        stop = StoppedBySignal(signal.Signals(number).name, trainer.global_step, path)
         _lightning.rank_zero_info(str(stop))
+        if requeues and self.is_global_zero and (problem := requeue()):
+            rank_zero_warn(f"The job could not be put back into the queue. {problem}")
+        self.barrier("stopped by a signal")  # the first rank that leaves may take the others with it
         raise stop
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -81,9 +80,3 @@ def conclude(folder: Path, state: str, reason: str, further: dict[str, Any] | No
     write_json(folder / RESULT_FILE, {**account, **result, **account, **(further or {})})
     write_state(folder, now)
     return now
-
-
-def in_slurm_job() -> str:
-    """The job that this process belongs to, as `scontrol requeue` wants it: a task of an array by both numbers."""
-    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
