@@ -13,6 +13,7 @@ COMMANDS = {
     "train": "train a model under the layout of the configuration",
     "plan": "show what train would run, and start nothing",
     "check": "compare the numbers of the layout with those of one process",
+    "export": "write the weights of a checkpoint as safetensors",
     "sweep": "status, logs, cancel, resume or report of a sweep",
 }
 """Sub-command -> what it does. Each is the function `run(arguments) -> exit code` of the module of its name in this folder."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hybrid_strategy.checkpoint.folder import MANIFEST_FILE
+from hybrid_strategy.checkpoint.folder import MANIFEST_FILE, resolve
 from hybrid_strategy.checkpoint.search import Found, committed, search
 from hybrid_strategy.config.folders import name_folder
 from hybrid_strategy.config.settings import RunConfig
@@ -24,16 +24,28 @@ def find_checkpoint(config: RunConfig) -> Found:
     if config.resume == "auto":
         runs = _folders(Path(name_folder(config.paths.output_dir, config.name)))
         return search(*(place for run in runs for place in _places(run)))
-    path = Path(config.resume).expanduser()
+    return good_checkpoint(Path(config.resume).expanduser(), "resume", "Set a run folder, a checkpoint or auto")
+
+
+def good_checkpoint(given: Path, key: str, advice: str = "Set a run folder or a checkpoint") -> Found:
+    """What is meant by the path of a checkpoint, or of a run folder or folder of checkpoints: the newest good one there.
+
+    Args:
+        given: a checkpoint that is named itself is verified by who loads it, not here.
+        key: for the error's text.
+
+    Raises:
+        ConfigError: the path does not exist, or holds no checkpoint that can be trusted.
+    """
+    path = resolve(given)
     if not path.exists():
-        raise ConfigError(message("resume", config.resume, "there is no such path", "", "Set a run folder, a checkpoint or auto"))
-    if path.is_file() or (path / MANIFEST_FILE).is_file():  # the ranks verify it when they load it
+        raise ConfigError(message(key, str(given), "there is no such path", "", advice))
+    if path.is_file() or (path / MANIFEST_FILE).is_file():
         return Found(path.resolve())
     found = search(*_places(path))
     if found.path is None:
         reasons = "; ".join(f"{name}: {why}" for name, why in found.skipped)
-        rule = "it holds no finished checkpoint"
-        raise ConfigError(message("resume", config.resume, rule, reasons, "Set a run folder, a checkpoint or auto"))
+        raise ConfigError(message(key, str(given), "it holds no finished checkpoint", reasons, advice))
     return Found(found.path.resolve(), found.skipped)
 
 

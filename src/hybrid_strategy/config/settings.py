@@ -39,6 +39,7 @@ class StrategySettings:
     process_group_backend: str | None = None
     timeout: float = 1800.0
     seed: int | None = None
+    initial_weights: str | None = None
     asynchronous_checkpoint: bool = False
     checkpoint_when_busy: str = "wait"
     checkpoint_error: str = "raise"

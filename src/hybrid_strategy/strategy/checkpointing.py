@@ -27,6 +27,7 @@ from hybrid_strategy.strategy._lightning_loops import Standing, counters_for, lo
 from hybrid_strategy.strategy.account import account_of
 from hybrid_strategy.strategy.averages import TRAINED, ShardedAverage, trained_key
 from hybrid_strategy.strategy.data_position import Position, positions_of
+from hybrid_strategy.strategy.initial_weights import Receiver, describe_model, fill_weights
 from hybrid_strategy.strategy.optimizer_states import allocate, fit_to_groups, new_parameters, restore_values, state_pieces
 from hybrid_strategy.strategy.random_state import RandomState, coordinate_key, take_random_state
 
@@ -112,7 +113,7 @@ class StateKeeper:
             replicated=replicated,
             random_state={coordinate_key(self.groups.coordinate): random_state},
             state={**state, RUN_STATE: own if positions is not None else {}},
-            plan={"layout": vars(self.groups.layout)},
+            plan={"layout": vars(self.groups.layout), "model": self._model()},
             meta={
                 **_counts(checkpoint),
                 "positions": positions,
@@ -121,9 +122,25 @@ class StateKeeper:
             },
         )
 
+    def _model(self) -> dict[str, Any] | None:
+        target = self.made.target
+        return describe_model(self.module.get_submodule(target) if target else self.module, target)
+
     @property
     def _owns_buffers(self) -> bool:
         return self.groups.coordinate.data_parallel == 0 and self.groups.coordinate.tensor_parallel == 0
+
+    def begin_with(self, path: str) -> Certificate:
+        """Fills weights from files of another kind, or from the weights of a checkpoint.
+
+        Raises:
+            CheckpointError: on every rank: they cannot be read, or are of another model.
+        """
+        made = self.made
+        receiver = Receiver(self.module, made.target, tuple(made.shapes), self.weight_pieces(), self.module.strict_loading)
+        certificate = fill_weights(path, receiver)
+        made.sharding.mark_changed()
+        return certificate
 
     def load(self, path: Path, schedulers: Sequence[Any]) -> Loaded:
         """Fills weights and optimizer states from a checkpoint of any layout.

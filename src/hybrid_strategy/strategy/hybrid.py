@@ -28,6 +28,7 @@ from hybrid_strategy.spec.layout import Layout
 from hybrid_strategy.spec.parallel_plan import ParallelPlan
 from hybrid_strategy.strategy import _lightning
 from hybrid_strategy.strategy.averages import ShardedAverage
+from hybrid_strategy.strategy.checkpointing import StateKeeper
 from hybrid_strategy.strategy.known_callbacks import adapt_callbacks, prepare_callbacks
 from hybrid_strategy.strategy.made_before import MadeBefore, recall, remember
 from hybrid_strategy.strategy.manual import ManualStep, check_manual_optimization
@@ -65,6 +66,8 @@ class HybridParallelStrategy(StopHooks):
         process_group_backend: default: `nccl` on GPUs, `gloo` on CPUs.
         timeout: seconds (or a timedelta) after which a collective that does not end is an error.
         seed: of first values and of the order of samples; default: that of `seed_everything`, else 0.
+        initial_weights: what the weights are when training begins: a Hugging Face folder or file of safetensors, a single-file
+            Lightning checkpoint, or a checkpoint folder of any layout; default: values drawn by `seed`.
         asynchronous_checkpoint: write checkpoints while training goes on, from a copy of the state in host memory.
         checkpoint_when_busy: `wait` or `skip`: what a checkpoint does that comes while the last one is still being written.
         checkpoint_error: `raise` or `warn`: whether a checkpoint that cannot be written ends the run.
@@ -95,6 +98,7 @@ class HybridParallelStrategy(StopHooks):
         process_group_backend: str | None = None,
         timeout: float | timedelta = 1800.0,
         seed: int | None = None,
+        initial_weights: str | None = None,
         asynchronous_checkpoint: bool = False,
         checkpoint_when_busy: str = "wait",
         checkpoint_error: str = "raise",
@@ -124,6 +128,7 @@ class HybridParallelStrategy(StopHooks):
             process_group_backend=process_group_backend,
             timeout=timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout),
             seed=seed,
+            initial_weights=initial_weights,
             asynchronous_checkpoint=asynchronous_checkpoint,
             checkpoint_when_busy=checkpoint_when_busy,
             checkpoint_error=checkpoint_error,
@@ -232,6 +237,9 @@ class HybridParallelStrategy(StopHooks):
             seed=run_seed(self.options.seed),
             stage_cuts=self.options.stage_cuts,
         )
+        if self.options.initial_weights is not None:
+            certificate = StateKeeper(module, self._made, self.groups).begin_with(self.options.initial_weights)
+            _lightning.rank_zero_info("\n".join(certificate.lines()))
         seed_rank(self.layout, self.groups.coordinate, run_seed(self.options.seed))
         remember(module, self._made, self.groups, self.options.stage_cuts)
         self._make_engine(module, plan)
@@ -239,7 +247,7 @@ class HybridParallelStrategy(StopHooks):
     def _go_on_with(self, module: pl.LightningModule, before: MadeBefore) -> None:
         """The module was parallelised by an earlier Trainer of this process."""
         self._made, self._groups = before.made, before.groups
-        self._make_engine(module, find_plan(module, find_target(module, self.options.module), self.options.parallel_plan))
+        self._make_engine(module, find_plan(module, before.made.target, self.options.parallel_plan))
 
     def _make_engine(self, module: pl.LightningModule, plan: ParallelPlan) -> None:
         size = self.layout.pipeline_parallel_size

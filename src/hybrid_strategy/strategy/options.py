@@ -39,6 +39,7 @@ class Options:
     process_group_backend: str | None
     timeout: timedelta
     seed: int | None
+    initial_weights: str | None
     asynchronous_checkpoint: bool
     checkpoint_when_busy: str
     checkpoint_error: str
