@@ -141,11 +141,29 @@ def train_plainly(run: Run) -> None:
     trainer.save_checkpoint(run.save_to)
 
 
+def go_on(run: Run) -> float:
+    """Trains from the checkpoint `save_to`, or validates it where there are no steps to do; returns the loss."""
+    trainer = trainer_of(run, 2, HybridParallelStrategy(**run.strategy))
+    module, loader = LanguageModel(run.shape, options=OPTIONS[run.shape.family]), DataLoader(Rows(run.shape), batch_size=2)
+    if run.steps:
+        trainer.fit(module, loader, ckpt_path=run.save_to)
+    return trainer.validate(module, loader, verbose=False, ckpt_path=run.save_to)[0]["val_loss"]
+
+
+def validated(checkpoint: Path, layout: str) -> float:
+    losses = run_ranks(go_on, 2, Run(LLAMA, SPLIT[layout], str(checkpoint), 0), process_group=False)
+    assert losses[0] == losses[1]
+    return losses[0]
+
+
 def test_a_single_file_of_lightning_or_a_checkpoint_is_begun_with(tmp_path: Path) -> None:
     run_ranks(train_plainly, 1, Run(LLAMA, save_to=str(tmp_path / "plain.ckpt")), process_group=False)
     own = started(LLAMA, SPLIT["pp2"], tmp_path / "plain.ckpt", tmp_path)
     plain = torch.load(tmp_path / "plain.ckpt", weights_only=True)["state_dict"]
     assert_same(own, plain)
+    assert validated(tmp_path / "plain.ckpt", "pp2") == pytest.approx(validated(tmp_path / "began.ckpt", "tp2"), rel=1e-6)
+    with pytest.raises(RankFailedError, match=r"training cannot go on from a single file.*Set initial_weights"):
+        run_ranks(go_on, 2, Run(LLAMA, SPLIT["tp2"], str(tmp_path / "plain.ckpt")), process_group=False)
     (tmp_path / "again").mkdir()
     assert_same(started(LLAMA, SPLIT["zero3"], tmp_path / "began.ckpt", tmp_path / "again"), plain)
     assert_same(started(LLAMA, SPLIT["tp2"], tmp_path / "began.safetensors", tmp_path / "again"), plain)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -27,13 +28,18 @@ NUMBERS = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]
 class Interrupter(pl.Callback):
     """One rank sends itself a signal in a batch, and again while the checkpoint of the stop is being made."""
 
-    def __init__(self, number: int, rank: int, hook: str = "batch_start", batch: int = 2) -> None:
-        self.number, self.rank, self.hook, self.batch = number, rank, hook, batch
+    def __init__(self, number: int, rank: int, hook: str = "batch_start", batch: int = 2, with_workers: bool = False) -> None:
+        self.number, self.rank, self.hook, self.batch, self.with_workers = number, rank, hook, batch, with_workers
         self.sent = False
 
     def _send(self, trainer: pl.Trainer) -> None:
         if trainer.global_rank == self.rank:
-            os.kill(os.getpid(), self.number)
+            children = multiprocessing.active_children() if self.with_workers else []
+            for pid in [os.getpid(), *(child.pid for child in children)]:
+                os.kill(pid, self.number)
+            if self.with_workers:
+                assert len(children) >= 2
+                time.sleep(0.3)
             self.sent = True
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, index: int) -> None:
@@ -92,6 +98,16 @@ def test_any_rank_stops_all_after_one_save(number: int, world_size: int, rank: i
         assert record["restored"]
     assert committed(tmp_path) == [path]
     assert read_meta(path)["global_step"] == 3
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_signal_to_every_process_of_a_step_leaves_the_workers_at_work(number: int, tmp_path: Path) -> None:
+    case = replace(
+        CASE, folder=str(tmp_path), batch_size=2, num_workers=2, callbacks=with_interrupter(number, 1, with_workers=True)
+    )
+    left = run_ranks(stopped_here, 2, case, process_group=False)
+    assert [record["code"] for record in left] == [75, 75]
+    assert read_meta(tmp_path / STOP_NAME)["global_step"] == 3
 
 
 @pytest.mark.parametrize("hook", ["batch_start", "validation"])

@@ -62,7 +62,8 @@ def search(*folders: Path, digests: bool = True) -> Found:
 def instead_of(path: Path) -> str:
     """A sentence that offers the newest good checkpoint beside a damaged one; empty where `path` is not damaged."""
     try:
-        verify_checkpoint(path)
+        if not path.is_file():
+            verify_checkpoint(path)
     except CheckpointError:
         found = search(path.parent)
         return f" The newest good checkpoint beside it is {found.path}." if found.path else " No good one lies beside it."

@@ -43,9 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     made.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint folder, or a run folder: its newest good one")
     made.add_argument("out", metavar="OUT", help=f"a file that ends in {_SUFFIX}, or a folder: config.json and safetensors")
-    made.add_argument(
-        "--names", metavar="NAMES", help="hf: Hugging Face's, the default where it has such a model; own"
-    )
+    made.add_argument("--names", metavar="NAMES", help="hf: Hugging Face's, the default where it has such a model; own")
     made.add_argument("--dtype", metavar="DTYPE", help="float32, bfloat16 or float16; default: as it is in the checkpoint")
     made.add_argument("--shard-size", default="5GB", metavar="SIZE", help="largest file of a folder (5GB)")
     return made

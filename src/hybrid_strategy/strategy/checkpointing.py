@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from hybrid_strategy.checkpoint.certificate import Certificate
 from hybrid_strategy.checkpoint.content import CheckpointContent, SmallState
 from hybrid_strategy.checkpoint.folder import resolve
+from hybrid_strategy.checkpoint.importing import ImportOptions, import_single_file
 from hybrid_strategy.checkpoint.loading import LoadOptions, load_checkpoint, saved_names
 from hybrid_strategy.checkpoint.pieces import Piece, model_key, section
 from hybrid_strategy.checkpoint.verify import read_meta
@@ -151,6 +152,8 @@ class StateKeeper:
         Raises:
             CheckpointError: on every rank: it is damaged, of another model, or holds too little for training to go on.
         """
+        if path.is_file():
+            return self._load_single_file(path)
         self._check_complete(path)
         named = self.named_parameters()
         saved = saved_names(path)
@@ -167,6 +170,17 @@ class StateKeeper:
         gaps += [(f"optimizer state of {name}", "no optimizer of the saved run had this parameter") for name in new]
         certificate = account_of(loaded.certificate, small, self.module.trainer, self.groups.layout, self._shared(gaps))
         return _loaded(small, certificate, schedulers, len(self.optimizers))
+
+    def _load_single_file(self, path: Path) -> Loaded:
+        """The weights of a single-file Lightning checkpoint; what else it holds is not read into anything."""
+        if self.module.trainer.state.fn == TrainerFn.FITTING:
+            rule = "training cannot go on from a single file, whose optimizer states have numbers and no names"
+            advice = "Set initial_weights to it to begin with its weights"
+            raise CheckpointError(message("ckpt_path", str(path), rule, "", advice))
+        options = ImportOptions(strict=self.module.strict_loading)
+        rest, certificate = import_single_file(path, self.weight_pieces(), options)
+        self.made.sharding.mark_changed()
+        return Loaded({**rest, "state_dict": {}, "optimizer_states": []}, certificate)
 
     def _check_complete(self, path: Path) -> None:
         if self.module.trainer.state.fn == TrainerFn.FITTING and read_meta(resolve(path)).get("weights_only"):

@@ -40,6 +40,7 @@ from hybrid_strategy.strategy.step import StepEngine
 from hybrid_strategy.strategy.steps import Steps
 from hybrid_strategy.strategy.stopping import StopHooks
 from hybrid_strategy.strategy.target import find_plan, find_target, run_seed
+from hybrid_strategy.strategy.workers import PatientWorker
 
 
 class HybridParallelStrategy(StopHooks):
@@ -277,6 +278,8 @@ class HybridParallelStrategy(StopHooks):
         if not isinstance(mine, MeshLoader):  # an iterable of the user's own: one data-parallel rank may read it
             return mine
         self.place_data(mine.mesh)
+        if mine.num_workers > 0 and not isinstance(mine.worker_init_fn, PatientWorker):
+            mine.worker_init_fn = PatientWorker(mine.worker_init_fn)
         return mine
 
     # ------------------------------------------------------------------------------------------------------ steps
