@@ -153,10 +153,12 @@ class Resumed:
     strategy: dict[str, Any] = field(default_factory=dict)
     trainer: dict[str, Any] = field(default_factory=dict)
     module: dict[str, Any] = field(default_factory=dict)
+    module_class: Any = DroppingLM
     moments: dict[str, tuple[str, int, int]] = field(default_factory=dict)
     rows: int = 24
     batch_size: int = 4
     num_workers: int = 0
+    shuffle: bool = True
     checkpoint: str | None = None
     callbacks: Any = None
 
@@ -188,10 +190,10 @@ def run_here(case: Resumed) -> dict[str, Any]:
             callbacks=[diary, *extra],
             **options,
         )
-        loader = DataLoader(data, batch_size=case.batch_size, shuffle=True, **workers)
+        loader = DataLoader(data, batch_size=case.batch_size, shuffle=case.shuffle, **workers)
         named = case.checkpoint is None or case.checkpoint in WORDS
         checkpoint = case.checkpoint if named else os.path.join(case.folder, str(case.checkpoint))
-        trainer.fit(DroppingLM(**case.module), loader, DataLoader(data, batch_size=case.batch_size), ckpt_path=checkpoint)
+        trainer.fit(case.module_class(**case.module), loader, DataLoader(data, batch_size=case.batch_size), ckpt_path=checkpoint)
     made = trainer.strategy.made
     weights = {s.name: (s.shard_spec, made.sharding.optimizer_parameter(s).detach().clone()) for s in made.slots}
     return {

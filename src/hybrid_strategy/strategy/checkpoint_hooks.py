@@ -84,13 +84,22 @@ class CheckpointHooks(WorldStrategy):
         if storage_options is not None:
             rule = "the folder is written by all ranks, without a CheckpointIO"
             raise CheckpointError(message("storage_options", type(storage_options).__name__, rule, "", "Leave it out"))
-        path = Path(self.broadcast(str(filepath)))
         trainer = self._user_module().trainer
         interrupted = trainer.state.status == TrainerStatus.INTERRUPTED
+        if not interrupted:
+            self.meet_to_save()
+        path = Path(self.broadcast(str(filepath)))
         options = SaveOptions(arrival_seconds=_AFTER_AN_ERROR) if interrupted else SaveOptions()
         written = self.writer.save(path, self._keeper().content(checkpoint, self._window_state), options)
         if "optimizer_states" in checkpoint and written:
             self._last_save = path, standing_of(trainer).total_batches
+
+    def meet_to_save(self) -> None:
+        """Returns when all ranks are about to save; where they may do something else meanwhile, they are told. Collective.
+
+        Raises:
+            CheckpointError: on every rank: some of them do not save.
+        """
 
     def save_once(self, path: Path) -> Path:
         """Writes a checkpoint of the present step, unless there is one, and waits until it is complete. Collective.

@@ -29,7 +29,15 @@ from hybrid_strategy.strategy.account import account_of
 from hybrid_strategy.strategy.averages import TRAINED, ShardedAverage, trained_key
 from hybrid_strategy.strategy.data_position import Position, positions_of
 from hybrid_strategy.strategy.initial_weights import Receiver, describe_model, fill_weights
-from hybrid_strategy.strategy.optimizer_states import allocate, fit_to_groups, new_parameters, restore_values, state_pieces
+from hybrid_strategy.strategy.optimizer_states import (
+    allocate,
+    fit_to_groups,
+    group_settings,
+    new_parameters,
+    restore_empty_groups,
+    restore_values,
+    state_pieces,
+)
 from hybrid_strategy.strategy.random_state import RandomState, coordinate_key, take_random_state
 
 RUN_STATE = "hybrid_strategy"
@@ -101,7 +109,8 @@ class StateKeeper:
         state = {key: value for key, value in checkpoint.items() if key not in ("state_dict", "optimizer_states")}
         standing = standing_of(trainer)
         positions = positions_of(trainer, standing)
-        own = {"standing": standing.to_dict(), "positions": positions, "logged": logged_values(trainer)}
+        own: dict[str, Any] = {"standing": standing.to_dict(), "positions": positions, "logged": logged_values(trainer)}
+        own["groups"] = group_settings(self.optimizers)
         tensors, replicated = self._all_weight_pieces(), dict[str, Any]()
         if not self._owns_buffers:  # data-parallel ranks may have seen different samples
             tensors = {key: piece for key, piece in tensors.items() if key not in self._buffer_pieces()}
@@ -168,6 +177,7 @@ class StateKeeper:
         gaps = restore_values(self.optimizers, named, small.replicated)
         new = new_parameters(self.optimizers, named, small.replicated)
         gaps += [(f"optimizer state of {name}", "no optimizer of the saved run had this parameter") for name in new]
+        restore_empty_groups(self.optimizers, named, small.state.get(RUN_STATE, {}).get("groups", ()))
         certificate = account_of(loaded.certificate, small, self.module.trainer, self.groups.layout, self._shared(gaps))
         return _loaded(small, certificate, schedulers, len(self.optimizers))
 

@@ -63,7 +63,7 @@ def _settings(optimizers: Sequence[Optimizer], named: Named) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            settings = {key: each for key, each in group.items() if key not in _NOT_SETTINGS}
+            settings = _settings_of(group)
             values |= {f"{_SETTINGS}.{named[each].name}": settings for each in group["params"] if each in named}
     return values
 
@@ -98,6 +98,25 @@ def restore_values(optimizers: Sequence[Optimizer], named: Named, values: Mappin
                 optimizer.state[parameter][state] = value.clone().to(device) if isinstance(value, Tensor) else value
     groups = (group for optimizer in optimizers for group in optimizer.param_groups)
     return [line for group in groups for line in _restore_group(group, named, values)]
+
+
+def group_settings(optimizers: Sequence[Optimizer]) -> list[list[dict[str, Any]]]:
+    """The hyper-parameters of every group of every optimizer, in order, also of groups without a parameter on this rank."""
+    return [[_settings_of(group) for group in optimizer.param_groups] for optimizer in optimizers]
+
+
+def restore_empty_groups(optimizers: Sequence[Optimizer], named: Named, saved: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+    """Gives groups without a parameter on this rank the settings that the group in their place had: their rate is logged too."""
+    for optimizer, groups in zip(optimizers, saved, strict=False):
+        if len(groups) != len(optimizer.param_groups):
+            continue
+        for group, settings in zip(optimizer.param_groups, groups, strict=True):
+            if not any(each in named for each in group["params"]):
+                group.update(settings)
+
+
+def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: each for key, each in group.items() if key not in _NOT_SETTINGS}
 
 
 def _by_name(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -14,7 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from hybrid_strategy.checkpoint.stop_request import REQUEST
-from hybrid_strategy.errors import PreemptedError
+from hybrid_strategy.errors import CheckpointError, PreemptedError, message
 from hybrid_strategy.strategy import _lightning
 from hybrid_strategy.strategy.checkpoint_hooks import CheckpointHooks
 from hybrid_strategy.strategy.requeue import requeue
@@ -39,26 +39,53 @@ class StoppedBySignal(PreemptedError, SystemExit):  # noqa: N818 - it is no fail
         self.name, self.step, self.checkpoint = name, step, checkpoint
 
 
-class StepBoundary:
-    """Lets all ranks see the same news at the same step: one reduction of 16 bytes on the host each time.
+_STEP, _SAVE = 0, 1
 
-    Making one is collective.
+
+class StepBoundary:
+    """Lets all ranks see the same news at the same step: one reduction of 32 bytes on the host each time.
+
+    Saving meets here too, in the same collective: a rank that saves alone meets the next step of the others, and all are told.
+    Making one is collective: its group is its own, so that it never meets anything else.
     """
 
     def __init__(self) -> None:
-        self._group: dist.ProcessGroup | None = None
         self._alone = not dist.is_initialized() or dist.get_world_size() == 1
-        if not self._alone and dist.get_backend() != "gloo":
-            self._group = dist.new_group(backend="gloo")
+        self._group = None if self._alone else dist.new_group(backend="gloo")
 
     def agree(self, save_failed: bool) -> tuple[int, bool]:
-        """The number of the signal that a rank got, or 0, and whether a save has failed somewhere. Collective."""
+        """The number of the signal that a rank got, or 0, and whether a save has failed somewhere. Collective.
+
+        Raises:
+            CheckpointError: on every rank: some of them save at this moment.
+        """
         if self._alone:
             return REQUEST.signal_number, save_failed
-        news = torch.tensor([REQUEST.signal_number, save_failed], dtype=torch.int64)
+        return self._meet(_STEP, save_failed)
+
+    def meet_to_save(self) -> None:
+        """Returns when all ranks are about to save. Collective.
+
+        Raises:
+            CheckpointError: on every rank: some of them do not.
+        """
+        if not self._alone:
+            self._meet(_SAVE, False)
+
+    def _meet(self, purpose: int, save_failed: bool) -> tuple[int, bool]:
+        news = torch.tensor([REQUEST.signal_number, save_failed, purpose, -purpose], dtype=torch.int64)
         dist.all_reduce(news, op=dist.ReduceOp.MAX, group=self._group)
-        number, failed = news.tolist()
+        number, failed, highest, lowest = news.tolist()
+        if highest != -lowest:
+            self._tell_who_saves(purpose)
         return number, bool(failed)
+
+    def _tell_who_saves(self, purpose: int) -> NoReturn:
+        purposes: list[int | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(purposes, purpose, group=self._group)
+        saving = ", ".join(str(rank) for rank, each in enumerate(purposes) if each == _SAVE)
+        rule, advice = "every rank writes its part", "Call it on every rank, never inside a rank-zero block"
+        raise CheckpointError(message("trainer.save_checkpoint", f"called on rank {saving} only", rule, "", advice))
 
 
 class StopHooks(CheckpointHooks):
@@ -102,6 +129,10 @@ class StopHooks(CheckpointHooks):
         if not isinstance(environment, SLURMEnvironment) or not environment.auto_requeue:
             return None
         return environment.requeue_signal or signal.SIGUSR1
+
+    def meet_to_save(self) -> None:
+        if self._boundary is not None:
+            self._boundary.meet_to_save()
 
     def _stop(self, number: int) -> NoReturn:
         trainer = self._user_module().trainer
