@@ -125,10 +125,15 @@ def attempt(case: Killed, folder: Path, reference: dict) -> str:
     second = train(folder, case.then, folder / "second", background, "resume=auto")
     if second.returncode != 0:
         return f"it did not go on: {second.stderr.strip().splitlines()[-1:]}"
-    said = f"resuming from {found.path}" if found.path else "nothing to resume for killed: starting anew"
-    if said not in second.stdout:
-        return f"it did not say {said!r}"
+    if (taken := _resumed_from(second.stdout, folder)) != found.path:
+        return f"it went on from {taken}, the newest good one is {found.path}"
     return difference(reference, steps_in(folder / "second"), step + 1, STEPS)
+
+
+def _resumed_from(said: str, folder: Path) -> Path | None:
+    """The checkpoint that the run says it goes on from."""
+    line = next((line for line in said.splitlines() if line.startswith("resuming from ")), None)
+    return None if line is None else Path(folder, line.removeprefix("resuming from ").strip())
 
 
 def _places(folder: Path) -> list[Path]:
