@@ -63,7 +63,7 @@ class Killed:
         return Killed(
             number,
             layout,
-            chance.choice(others) if number % 2 else layout,
+            chance.choice(others) if (number + number // 4) % 2 else layout,
             chance.random() < 0.5,
             phase,
             who,

@@ -62,6 +62,21 @@ def test_what_is_not_finished_is_not_resumed(tmp_path: Path):
         _find(tmp_path, str(run))
 
 
+def test_a_single_file_is_refused_and_what_to_do_with_it_said(tmp_path: Path):
+    (tmp_path / "old.ckpt").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"training cannot go on from a single file.*Set strategy\.initial_weights"):
+        _find(tmp_path, str(tmp_path / "old.ckpt"))
+
+
+def test_a_checkpoint_that_stepped_aside_is_found(tmp_path: Path):
+    """A process ended between the two renames that replace it."""
+    path = _checkpoint(tmp_path / "run", "last-stopped.ckpt", 10)
+    aside = path.with_name("last-stopped.ckpt.old-0badcafe")
+    path.rename(aside)
+    assert _find(tmp_path, str(path)) == aside
+    assert _find(tmp_path, str(tmp_path / "run")) == aside
+
+
 def test_a_path_that_is_not_there_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="there is no such path"):
         _find(tmp_path, str(tmp_path / "nothing"))

@@ -14,6 +14,7 @@ from hybrid_strategy.config.plan import RunPlan, plan_of
 from hybrid_strategy.config.settings import RunConfig
 from hybrid_strategy.reporting.console import make_console
 from hybrid_strategy.reporting.plan_table import print_plan
+from hybrid_strategy.units import format_bytes
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -40,4 +41,7 @@ def show(config: RunConfig, planned: RunPlan, console: Console) -> None:
     if kind == "GPU":
         where = f"{world.devices} GPUs" if world.num_nodes == 1 else f"{world.num_nodes} nodes x {world.devices} GPUs"
     facts = {"processes": f"{where}; {world.note}" if world.note else where, "precision": config.precision.mode}
+    staged = planned.plan.extra.get("checkpoint_staging_bytes")
+    if staged is not None:
+        facts["checkpoints"] = f"written in the background from a copy, {format_bytes(staged)} of host memory on each rank"
     print_plan(planned.plan, facts, console)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from hybrid_strategy.config.settings import RunConfig, StrategySettings
@@ -14,6 +14,7 @@ from hybrid_strategy.errors import ConfigError, message
 from hybrid_strategy.planning.batches import MICROBATCHES_PER_RANK, resolve_batch
 from hybrid_strategy.planning.build_plan import Decisions, build_plan
 from hybrid_strategy.planning.layouts import check_layout, find_schedule, resolve_layout
+from hybrid_strategy.planning.staging import checkpoint_bytes, staging_bytes
 from hybrid_strategy.spec.batch import BatchSpec
 from hybrid_strategy.spec.layout import Layout
 from hybrid_strategy.spec.model_shape import ModelShape
@@ -51,7 +52,7 @@ def plan_of(config: RunConfig) -> RunPlan:
     check_words(config)
     world = world_of(config)
     try:
-        return RunPlan(world, _planned(config, world))
+        return RunPlan(world, _with_staging(_planned(config, world), config, world.size))
     except ConfigError as error:
         raise type(error)(by_full_key(str(error))) from error
 
@@ -84,6 +85,14 @@ def _planned(config: RunConfig, world: World) -> Plan:
     nodes = world.devices if world.num_nodes > 1 else None
     check_layout(layout, shape=shape, batch=batch if known else None, gpus_per_node=nodes)
     return _plan(config, layout, batch, shape)
+
+
+def _with_staging(plan: Plan, config: RunConfig, world_size: int) -> Plan:
+    """With the host memory that checkpoints in the background need, where there are such and the model's size is known."""
+    if not config.strategy.asynchronous_checkpoint or not plan.num_parameters:
+        return plan
+    whole = checkpoint_bytes(plan.num_parameters, config.optimizer, 2 if config.precision.mode.endswith("16-true") else 4)
+    return replace(plan, extra={**plan.extra, "checkpoint_staging_bytes": staging_bytes(whole, world_size)})
 
 
 def _batch(config: RunConfig, layout: Layout) -> tuple[BatchSpec, bool]:

@@ -24,7 +24,12 @@ def find_checkpoint(config: RunConfig) -> Found:
     if config.resume == "auto":
         runs = _folders(Path(name_folder(config.paths.output_dir, config.name)))
         return search(*(place for run in runs for place in _places(run)))
-    return good_checkpoint(Path(config.resume).expanduser(), "resume", "Set a run folder, a checkpoint or auto")
+    found = good_checkpoint(Path(config.resume).expanduser(), "resume", "Set a run folder, a checkpoint or auto")
+    if found.path is not None and found.path.is_file():
+        rule = "training cannot go on from a single file, whose optimizer states have numbers and no names"
+        advice = "Set strategy.initial_weights to it to begin with its weights"
+        raise ConfigError(message("resume", config.resume, rule, "", advice))
+    return found
 
 
 def good_checkpoint(given: Path, key: str, advice: str = "Set a run folder or a checkpoint") -> Found:
