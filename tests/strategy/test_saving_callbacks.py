@@ -8,6 +8,7 @@ import stat
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -18,8 +19,10 @@ from torch.utils.data import DataLoader
 
 from hybrid_strategy import HybridParallelStrategy
 from hybrid_strategy.callbacks.final_checkpoint import FinalCheckpoint
+from hybrid_strategy.callbacks.retention import KeepCheckpoints
 from hybrid_strategy.checkpoint.search import committed, search
 from hybrid_strategy.checkpoint.verify import read_meta
+from hybrid_strategy.errors import ConfigError
 from hybrid_strategy.strategy.stopping import STOP_NAME, StoppedBySignal
 from tests.strategy.test_stopping import Interrupter
 from tests.support.ranks import RankFailedError, run_ranks
@@ -80,6 +83,39 @@ def test_the_newest_are_kept_and_the_others_go(strategy: dict[str, Any], tmp_pat
     run(replace(CASE, folder=str(tmp_path), strategy=strategy, callbacks=savers, trainer={"max_steps": 5}), 2)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["last", "step=4.ckpt", "step=5.ckpt"]
     assert (tmp_path / "last").read_text() == "step=5.ckpt\n"
+
+
+class Keepers:
+    """A ModelCheckpoint that keeps all, and what keeps less."""
+
+    def __init__(self, mode: str, **options: Any) -> None:
+        self.mode, self.options = mode, options
+
+    def __call__(self, case: Resumed) -> list[pl.Callback]:
+        names = {"filename": "{step}", "auto_insert_metric_name": False}
+        saver = ModelCheckpoint(
+            dirpath=case.folder, every_n_train_steps=1, save_top_k=-1, monitor="score", mode=self.mode, **names
+        )
+        return [_Score(), KeepCheckpoints(mode=self.mode, **self.options), saver]
+
+
+class _Score(pl.Callback):
+    """Best in the middle of the run."""
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *arguments: Any) -> None:
+        module.log("score", float(abs(trainer.global_step - 3)))
+
+
+@pytest.mark.parametrize("strategy", BACKGROUND)
+def test_the_newest_and_the_best_are_kept(strategy: dict[str, Any], tmp_path: Path) -> None:
+    case = replace(CASE, folder=str(tmp_path), strategy=strategy, trainer={"max_steps": 6})
+    run(replace(case, callbacks=Keepers("min", keep_last=2, keep_best=1)), 2)
+    assert sorted(each.name for each in committed(tmp_path)) == ["3.ckpt", "5.ckpt", "6.ckpt"]
+    more = replace(case, trainer={"max_steps": 8}, checkpoint="5.ckpt")
+    run(replace(more, callbacks=Keepers("min", keep_last=1)), 2)
+    assert sorted(each.name for each in committed(tmp_path)) == ["5.ckpt", "8.ckpt"]
+    with pytest.raises(ConfigError, match="save_top_k is 1"):
+        KeepCheckpoints().setup(SimpleNamespace(checkpoint_callback=ModelCheckpoint(save_top_k=1)), None, "fit")
 
 
 def evaluate_best(case: Resumed) -> dict[str, Any]:

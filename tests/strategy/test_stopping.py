@@ -129,6 +129,20 @@ def test_a_step_that_is_saved_already_is_not_saved_again(tmp_path: Path) -> None
     assert "step=3" in left["text"]
 
 
+def test_a_trainer_that_saves_no_checkpoints_saves_none_when_it_is_stopped(tmp_path: Path) -> None:
+    trainer = {"default_root_dir": str(tmp_path), "enable_checkpointing": False}
+    case = replace(CASE, folder=str(tmp_path), callbacks=_OnlyInterrupter(), trainer=trainer)
+    (left,) = run_ranks(stopped_here, 1, case, process_group=False)
+    assert left["code"] == 75
+    assert "no checkpoint was to be written" in left["text"]
+    assert not list(tmp_path.rglob("*.ckpt"))
+
+
+class _OnlyInterrupter:
+    def __call__(self, case: Resumed) -> list[pl.Callback]:
+        return [Interrupter(signal.SIGTERM, 0)]
+
+
 def test_only_the_third_interrupt_raises() -> None:
     before = signal.getsignal(signal.SIGINT)
     request = StopRequest()

@@ -29,12 +29,12 @@ class StoppedBySignal(PreemptedError, SystemExit):  # noqa: N818 - it is no fail
     Args:
         name: of the signal.
         step: optimizer steps done.
-        checkpoint: that of this step; None where nothing was trained that a checkpoint lacks.
+        checkpoint: that of this step; None where nothing was trained, or the Trainer saves no checkpoints.
     """
 
     def __init__(self, name: str, step: int, checkpoint: Path | None) -> None:
-        saved = f"after step {step}; checkpoint: {checkpoint}" if checkpoint else "where nothing had to be saved"
-        super().__init__(f"stopped by {name} {saved}")
+        saved = f"checkpoint: {checkpoint}" if checkpoint else "no checkpoint was to be written"
+        super().__init__(f"stopped by {name} after step {step}; {saved}")
         self.code = self.exit_code
         self.name, self.step, self.checkpoint = name, step, checkpoint
 
@@ -140,7 +140,8 @@ class StopHooks(CheckpointHooks):
         fits = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
         requeues = number == self._requeue_signal
         wanted = Path(_lightning.requeue_path(trainer)) if requeues else stop_path(trainer)
-        path = self.save_once(wanted) if fits and self.trained else None
+        saves = fits and self.trained and (requeues or bool(trainer.checkpoint_callbacks))
+        path = self.save_once(wanted) if saves else None
         stop = StoppedBySignal(signal.Signals(number).name, trainer.global_step, path)
         _lightning.rank_zero_info(str(stop))
         if requeues and self.is_global_zero and (problem := requeue()):
