@@ -221,7 +221,7 @@ class FakeSlurm(SLURMEnvironment):
 
 
 def stopped_under_slurm(case: Resumed) -> str:
-    slurm = {"SLURM_JOB_ID": "77", "SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "3", "SLURM_NTASKS": "2"}
+    slurm = {"SLURM_JOB_ID": "77", "SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "3"}
     before = dict(os.environ)
     os.environ.update(slurm, PATH=f"{case.folder}:{os.environ['PATH']}")
     interrupter = replace(case, callbacks=lambda _: [Interrupter(signal.SIGUSR1, 1, batch=3)])

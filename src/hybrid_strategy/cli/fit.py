@@ -17,15 +17,18 @@ from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from hybrid_strategy.callbacks.progress import PrepareProgress
 from hybrid_strategy.callbacks.results import RunResults
 from hybrid_strategy.callbacks.status import RunStatus
+from hybrid_strategy.checkpoint.verify import read_meta
 from hybrid_strategy.config.build import build_all, build_data, build_module, build_trainer
 from hybrid_strategy.config.plan import RunPlan, plan_of
 from hybrid_strategy.config.settings import RunConfig
 from hybrid_strategy.config.storage import PREEMPTED_FILE, RESULT_FILE, as_values, read_config
+from hybrid_strategy.config.targets import WandbSettings
 from hybrid_strategy.errors import ConfigError
 from hybrid_strategy.files import write_json
 from hybrid_strategy.modules.text_data import TextDataModule
 from hybrid_strategy.reporting.noise import keep_terminal_clear
 from hybrid_strategy.reporting.wandb_run import WandbRunLogger
+from hybrid_strategy.strategy.account import WANDB_ID
 from hybrid_strategy.strategy.stopping import StoppedBySignal
 
 
@@ -51,7 +54,7 @@ def fit(run_dir: Path) -> None:
     _set_up_torch(config)
     pl.seed_everything(config.seed, workers=True, verbose=False)
     callbacks, results = _allowed(config, list(build_all(config.callbacks, "callbacks").values())), RunResults()
-    loggers = build_all(config.logger, "logger")
+    loggers = build_all(with_run_id(config), "logger")
     try:
         trainer = build_trainer(config, planned, [results, status, *callbacks], list(loggers.values()))
         _log_configuration(list(loggers.values()), config, planned)
@@ -70,6 +73,16 @@ def fit(run_dir: Path) -> None:
         for logger in loggers.values():
             if isinstance(logger, WandbRunLogger):
                 logger.finish()
+
+
+def with_run_id(config: RunConfig) -> dict[str, Any]:
+    """The loggers' settings; a run that goes on from a checkpoint goes on with the W&B run that wrote it."""
+    known = read_meta(Path(config.resume)).get(WANDB_ID) if config.resume else None
+    found = dict(config.logger)
+    for name, values in found.items():
+        if known is not None and values is not None and values.get("_target_") == WandbSettings._target_ and values["id"] is None:
+            found[name] = {**values, "id": known}
+    return found
 
 
 def _allowed(config: RunConfig, callbacks: list[Any]) -> list[Any]:

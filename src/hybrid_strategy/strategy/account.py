@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
 from hybrid_strategy.checkpoint.certificate import Certificate
@@ -14,6 +15,16 @@ from hybrid_strategy.spec.layout import Layout
 from hybrid_strategy.strategy.random_state import coordinate_key
 
 Lines = Iterable[tuple[str, str]]
+
+
+WANDB_ID = "wandb_id"
+"""Key of `meta` for the W&B run that a checkpoint belongs to."""
+
+
+def wandb_id(trainer: pl.Trainer) -> str | None:
+    """The id of the W&B run of this process, where there is one."""
+    found = (logger.version for logger in trainer.loggers if isinstance(logger, WandbLogger))
+    return next((str(each) for each in found if each is not None), None)
 
 
 def account_of(certificate: Certificate, small: SmallState, trainer: pl.Trainer, layout: Layout, gaps: Lines) -> Certificate:
@@ -29,7 +40,7 @@ def account_of(certificate: Certificate, small: SmallState, trainer: pl.Trainer,
         return certificate
     for what, why in gaps:
         certificate = certificate.with_not_restored(what, why)
-    for part in (_settings, _steps, _schedulers, _scaler, _callbacks, _position):
+    for part in (_settings, _steps, _schedulers, _scaler, _callbacks, _position, _wandb_run):
         certificate = part(certificate, small, trainer)
     return _random_state(certificate, small, layout)
 
@@ -74,6 +85,17 @@ def _position(certificate: Certificate, small: SmallState, trainer: pl.Trainer) 
         return certificate.with_not_restored("data position", why)
     words = [f"epoch {each['epoch']}, {each['consumed_samples']} of its samples consumed" for each in positions]
     return certificate.with_restored("data position", "; ".join(words))
+
+
+def _wandb_run(certificate: Certificate, small: SmallState, trainer: pl.Trainer) -> Certificate:
+    saved, here = small.meta.get(WANDB_ID), wandb_id(trainer)
+    if saved is None or trainer.global_rank != 0:  # the first rank alone has a run
+        return certificate
+    if saved == here:
+        return certificate.with_restored("W&B run", str(saved))
+    return certificate.with_not_restored(
+        "W&B run", f"it was {saved}, this is {here}; give the logger id={saved!r} to go on with it"
+    )
 
 
 def _random_state(certificate: Certificate, small: SmallState, layout: Layout) -> Certificate:

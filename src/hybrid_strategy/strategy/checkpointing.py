@@ -25,7 +25,7 @@ from hybrid_strategy.errors import CheckpointError, message
 from hybrid_strategy.parallel.parameters import Slot
 from hybrid_strategy.parallelize import Parallelized
 from hybrid_strategy.strategy._lightning_loops import Standing, counters_for, logged_values, standing_of
-from hybrid_strategy.strategy.account import account_of
+from hybrid_strategy.strategy.account import WANDB_ID, account_of, wandb_id
 from hybrid_strategy.strategy.averages import TRAINED, ShardedAverage, trained_key
 from hybrid_strategy.strategy.data_position import Position, positions_of
 from hybrid_strategy.strategy.initial_weights import Receiver, describe_model, fill_weights
@@ -128,6 +128,7 @@ class StateKeeper:
                 **_counts(checkpoint),
                 "positions": positions,
                 "score": _score(trainer),
+                WANDB_ID: wandb_id(trainer) if trainer.is_global_zero else None,
                 "weights_only": "optimizer_states" not in checkpoint,
             },
         )
