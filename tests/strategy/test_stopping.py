@@ -138,6 +138,28 @@ def test_a_trainer_that_saves_no_checkpoints_saves_none_when_it_is_stopped(tmp_p
     assert not list(tmp_path.rglob("*.ckpt"))
 
 
+class _WithSlowRank:
+    def __call__(self, case: Resumed) -> list[pl.Callback]:
+        saver = ModelCheckpoint(dirpath=case.folder, every_n_train_steps=1000)
+        return [Interrupter(signal.SIGTERM, 0), SlowRank(), saver]
+
+
+class SlowRank(pl.Callback):
+    """Rank 1 is two seconds behind in the batch in which rank 0 is told to stop."""
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, index: int) -> None:
+        if trainer.global_rank == 1 and index == 2:
+            time.sleep(2.0)
+
+
+@pytest.mark.parametrize("strategy", [{}, {"pipeline_parallel_size": 2, "num_microbatches": 2}])
+def test_a_slow_rank_is_waited_for(strategy: dict[str, Any], tmp_path: Path) -> None:
+    case = replace(CASE, folder=str(tmp_path), batch_size=2, strategy=strategy, callbacks=_WithSlowRank())
+    left = run_ranks(stopped_here, 2, case, process_group=False, timeout=60)
+    assert [record["code"] for record in left] == [75, 75]
+    assert read_meta(tmp_path / STOP_NAME)["global_step"] == 3
+
+
 class _OnlyInterrupter:
     def __call__(self, case: Resumed) -> list[pl.Callback]:
         return [Interrupter(signal.SIGTERM, 0)]
