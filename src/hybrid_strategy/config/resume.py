@@ -54,6 +54,11 @@ def good_checkpoint(given: Path, key: str, advice: str = "Set a run folder or a 
     return Found(found.path.resolve(), found.skipped)
 
 
+def newest_good(folder: Path) -> Path | None:
+    """The newest checkpoint of a run folder that verifies; None where there is none."""
+    return search(*_places(folder)).path
+
+
 def newest_checkpoint(folder: Path) -> Path | None:
     """The newest finished checkpoint of a run folder or of a folder of checkpoints, not verified; None where there is none."""
     return next(iter(committed(*_places(folder))), None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hybrid_strategy.config.resume import newest_checkpoint
+from hybrid_strategy.config.resume import newest_good
 from hybrid_strategy.config.storage import PREEMPTED_FILE, RESULT_FILE, read_config, write_config
 from hybrid_strategy.files import read_json, write_json
 from hybrid_strategy.sweeping import states
@@ -53,13 +53,14 @@ def write_state(folder: Path, state: State) -> None:
 
 
 def begin(folder: Path, job: str = "", requeues: int = 0) -> State:
-    """Makes the folder ready for one more attempt: it goes on from the newest checkpoint there, and loses nothing logged."""
+    """Makes the folder ready for one more attempt: it goes on from the newest good checkpoint there, and loses
+    nothing logged."""
     before = read_state(folder)
     for name in (RESULT_FILE, PREEMPTED_FILE, STATUS_FILE):
         (folder / name).unlink(missing_ok=True)
     for path in (folder / "logs").glob("rank*.error.json"):
         path.unlink(missing_ok=True)
-    checkpoint = newest_checkpoint(folder)
+    checkpoint = newest_good(folder)
     if (folder / METRICS_FILE).exists():
         set_aside(folder, keep=checkpoint is not None)
     config = read_config(folder)
