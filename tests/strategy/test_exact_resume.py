@@ -77,6 +77,10 @@ VARIANTS: dict[str, tuple[Resumed, tuple[str, ...]]] = {
         replace(SINGLE, module={"plateau": "epoch"}, trainer={"max_epochs": 3}),
         ("last_batch_end", "last_validation_end", "epoch_end", "second_epoch"),
     ),
+    "scaled_and_clipped": (
+        replace(SINGLE, trainer={"precision": "16-mixed", "gradient_clip_val": 0.5, "accumulate_grad_batches": 2}),
+        ("batch_start", "second_epoch"),
+    ),
     "uneven_last_batch": (replace(SINGLE, rows=22), ("batch_end", "last_batch_end", "epoch_end")),
 }
 WHOLE: dict[str, tuple[Resumed, list[dict[str, Any]]]] = {}
