@@ -45,6 +45,7 @@ class Parallelized:
         bounds: units `bounds[s] .. bounds[s + 1] - 1` are stage `s`.
         unit_parameters: parameters of each unit of the whole model.
         shapes: whole shape of every parameter of the whole module, by name.
+        target: name of the submodule that was parallelised; empty: the module itself.
     """
 
     slots: list[Slot]
@@ -55,6 +56,7 @@ class Parallelized:
     unit_parameters: list[int]
     shapes: dict[str, tuple[int, ...]]
     stage_slots: dict[int, list[Slot]] = field(default_factory=dict)
+    target: str = ""
 
     @property
     def num_parameters(self) -> int:
@@ -116,7 +118,7 @@ def parallelize(
             source, name = (initialiser, slot.name[len(prefix) :]) if own else (outer, slot.name)
             sharding.materialise(slot, source.whole(name))
     sharding.attach()
-    made = Parallelized(slots, sharding, context, units, bounds, counts, shapes)
+    made = Parallelized(slots, sharding, context, units, bounds, counts, shapes, target=target)
     made.stage_slots = _stage_slots(root, made)
     return made
 

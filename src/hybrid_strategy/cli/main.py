@@ -16,6 +16,7 @@ COMMANDS = {
     "doctor": "measure this machine, for forecasts of it",
     "calibrate": "refit what is known of a machine to measured runs",
     "check": "compare the numbers of the layout with those of one process",
+    "export": "write the weights of a checkpoint as safetensors",
     "sweep": "status, logs, cancel, resume or report of a sweep",
 }
 """Sub-command -> what it does. Each is the function `run(arguments) -> exit code` of the module of its name in this folder."""

@@ -163,6 +163,9 @@ def show(config: RunConfig, planned: RunPlan, console: Console) -> None:
         speed = found.tokens_per_second_per_gpu * world.size
         memory = format_bytes(found.ledger.total_bytes)
         facts["forecast"] = f"{format_seconds(found.step_seconds)} a step, {speed:,.0f} tokens/s, {memory} on the fullest rank"
+    staged = planned.plan.extra.get("checkpoint_staging_bytes")
+    if staged is not None:
+        facts["checkpoints"] = f"written in the background from a copy, {format_bytes(staged)} of host memory on each rank"
     print_plan(planned.plan, facts, console)
 
 

@@ -16,6 +16,7 @@ from hybrid_strategy.planning.batches import MICROBATCHES_PER_RANK, resolve_batc
 from hybrid_strategy.planning.build_plan import Decisions, build_plan
 from hybrid_strategy.planning.layouts import check_layout, find_schedule, resolve_layout
 from hybrid_strategy.planning.refusals import check_reduce_dtype
+from hybrid_strategy.planning.staging import checkpoint_bytes, staging_bytes
 from hybrid_strategy.spec.batch import BatchSpec
 from hybrid_strategy.spec.layout import Layout
 from hybrid_strategy.spec.model_shape import ModelShape
@@ -57,7 +58,7 @@ def plan_of(config: RunConfig) -> RunPlan:
     world = world_of(config)
     try:
         strategy, reasons = settled(config, world)
-        plan = _planned(replace(config, strategy=strategy), world)
+        plan = _with_staging(_planned(replace(config, strategy=strategy), world), config, world.size)
     except ConfigError as error:
         raise type(error)(by_full_key(str(error))) from error
     return RunPlan(world, replace(plan, reasons=(*plan.reasons, *reasons)), strategy)
@@ -81,6 +82,14 @@ def _planned(config: RunConfig, world: World) -> Plan:
     follows = config.cluster.name == "local" and config.cluster.devices == "auto" and world.accelerator == "cpu"
     check_layout(layout, shape=shape, batch=batch if known else None, gpus_per_node=nodes, world_follows=follows)
     return _plan(config, layout, batch, shape)
+
+
+def _with_staging(plan: Plan, config: RunConfig, world_size: int) -> Plan:
+    """With the host memory that checkpoints in the background need, where there are such and the model's size is known."""
+    if not config.strategy.asynchronous_checkpoint or not plan.num_parameters:
+        return plan
+    whole = checkpoint_bytes(plan.num_parameters, config.optimizer, 2 if config.precision.mode.endswith("16-true") else 4)
+    return replace(plan, extra={**plan.extra, "checkpoint_staging_bytes": staging_bytes(whole, world_size)})
 
 
 def _batch(config: RunConfig, layout: Layout) -> tuple[BatchSpec, bool]:

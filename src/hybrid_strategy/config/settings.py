@@ -44,6 +44,10 @@ class StrategySettings:
     timeout: float = 1800.0
     seed: int | None = None
     reduce_dtype: str | None = None
+    initial_weights: str | None = None
+    asynchronous_checkpoint: bool = False
+    checkpoint_when_busy: str = "wait"
+    checkpoint_error: str = "raise"
 
 
 @dataclass(frozen=True)

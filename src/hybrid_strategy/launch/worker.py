@@ -11,8 +11,9 @@ import pkgutil
 import sys
 from pathlib import Path
 
+from hybrid_strategy.checkpoint.stop_request import REQUEST
 from hybrid_strategy.launch import failures, logs, parent_death
-from hybrid_strategy.launch.job import log_path
+from hybrid_strategy.launch.job import LISTEN_VARIABLE, log_path
 
 
 def run(target: str, run_dir: Path, rank: int) -> int:
@@ -44,6 +45,8 @@ def leave_groups() -> None:
 def main() -> None:
     """Runs and leaves without waiting for what a dead peer will never answer."""
     parent_death.guard()
+    if os.environ.get(LISTEN_VARIABLE):
+        REQUEST.listen()
     code = run(sys.argv[1], Path(sys.argv[2]), int(os.environ.get("RANK", "0")))
     sys.stdout.flush()
     sys.stderr.flush()

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hybrid_strategy.models import _decoder
+from hybrid_strategy.models._hf_gpt2 import EXCHANGE
 from hybrid_strategy.spec.model_shape import ModelShape
 from hybrid_strategy.spec.parallel_plan import ParallelPlan
 
@@ -100,7 +101,7 @@ class GPT(nn.Module):
     def __init__(self, shape: ModelShape, dropout: float = 0.0, norm_eps: float = 1e-5) -> None:
         super().__init__()
         _decoder.check_shape(shape)
-        self.shape = shape
+        self.shape, self.options = shape, {"dropout": dropout, "norm_eps": norm_eps}
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.embed_positions = LearnedPositions(shape, dropout)
         self.layers = nn.ModuleList(DecoderLayer(shape, dropout, norm_eps) for _ in range(shape.num_layers))
@@ -153,6 +154,7 @@ class GPTFamily:
     """The door of the registry."""
 
     name = "gpt"
+    exchange = EXCHANGE
     tiny = ModelShape(16, 3, 4, 22, 67, 8, 2, family="gpt", gated_mlp=False, bias=True, learned_positions=True)
 
     def build(self, shape: ModelShape, **options: Any) -> nn.Module:

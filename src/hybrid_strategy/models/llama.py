@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hybrid_strategy.models import _decoder
+from hybrid_strategy.models._hf_llama import EXCHANGE
 from hybrid_strategy.spec.model_shape import ModelShape
 from hybrid_strategy.spec.parallel_plan import ParallelPlan
 
@@ -103,6 +104,7 @@ class Llama(nn.Module):
         super().__init__()
         _decoder.check_shape(shape)
         self.shape, self.rope_theta = shape, rope_theta
+        self.options = {"rope_theta": rope_theta, "norm_eps": norm_eps}
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(shape, norm_eps) for _ in range(shape.num_layers))
         self.norm = nn.RMSNorm(shape.hidden_size, eps=norm_eps)
@@ -154,6 +156,7 @@ class LlamaFamily:
     """The door of the registry."""
 
     name = "llama"
+    exchange = EXCHANGE
     tiny = ModelShape(16, 3, 4, 22, 67, 8, num_key_value_heads=2)
 
     def build(self, shape: ModelShape, **options: Any) -> nn.Module:
