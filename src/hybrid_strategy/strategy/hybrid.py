@@ -27,6 +27,7 @@ from hybrid_strategy.distributed.random_state import seed_rank
 from hybrid_strategy.errors import CheckpointError, message
 from hybrid_strategy.parallel.ghosts import leave_out_ghosts
 from hybrid_strategy.parallel.stages import whole_model_shown
+from hybrid_strategy.parallel.trees import sample_dims
 from hybrid_strategy.parallelize import Parallelized, parallelize
 from hybrid_strategy.spec.layout import Layout
 from hybrid_strategy.spec.parallel_plan import ParallelPlan
@@ -197,7 +198,7 @@ class HybridParallelStrategy(WorldStrategy):
         if self._made_of is not module:
             before = recall(module, self.layout, self.options.stage_cuts)
             self._parallelize(module) if before is None else self._go_on_with(module, before)
-        self.engine.attach(trainer)
+        self.engine.attach(trainer, self.options.timeout)
         self._average = adapt_callbacks(trainer, module, self.made)
         self.model = module
         if trainer.state.fn == TrainerFn.FITTING:
@@ -205,7 +206,7 @@ class HybridParallelStrategy(WorldStrategy):
             self._reset_optimizers_and_schedulers()
             self.setup_optimizers(trainer)
         self.setup_precision_plugin()
-        adapt_precision(self.precision_plugin, self.owned_gradients, self.root_device)
+        adapt_precision(trainer, self.owned_gradients, self.root_device)
         self.barrier()
 
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
@@ -265,6 +266,7 @@ class HybridParallelStrategy(WorldStrategy):
         mine = mesh_dataloader(dataloader, place["num_replicas"], place["rank"], seed=run_seed(self.options.seed))
         if not isinstance(mine, MeshLoader):  # an iterable of the user's own: one data-parallel rank may read it
             return mine
+        mine.learn_dims(sample_dims)
         if self._resume_position is not None and self._user_module().trainer.training:
             # here and not later: Lightning makes the iterator, which reads ahead, right after this
             go_on(self._user_module().trainer, mine.mesh, self._resume_position)
@@ -297,7 +299,7 @@ class HybridParallelStrategy(WorldStrategy):
         if module.automatic_optimization:
             result: STEP_OUTPUT = self.steps.train(args, kwargs)
         else:
-            result = self._manual_step.run(self.steps.call("train", args, kwargs), module)
+            result = self.steps.train_by_hand(self._manual_step, args, kwargs)
         return result
 
     def validation_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
@@ -384,7 +386,9 @@ class HybridParallelStrategy(WorldStrategy):
     def _keeper(self) -> StateKeeper:
         return StateKeeper(self._user_module(), self.made, self.groups, self.optimizers, self._average)
 
-    # -------------------------------------------------------------------------------------------------- the end
+    def on_exception(self, exception: BaseException) -> None:
+        if self._engine is not None:
+            self._engine.whereabouts.add_to(exception, self.options.timeout)
 
     def teardown(self) -> None:
         assert self.cluster_environment is not None  # set by the Trainer before

@@ -21,6 +21,7 @@ from hybrid_strategy.strategy.log_exchange import Combined, LogExchange
 from hybrid_strategy.strategy.log_records import METRIC, Contribution, Entry, LogRecorder, Records
 from hybrid_strategy.strategy.shared_outputs import OutputSharing, Skeleton, skeleton_of
 from hybrid_strategy.strategy.step_metrics import StepMetrics
+from hybrid_strategy.strategy.whereabouts import Whereabouts
 
 
 class LogRouter:
@@ -42,7 +43,7 @@ class LogRouter:
         is_last = groups.coordinate.pipeline_parallel == last_stage_rank
         self._outputs = None if groups.upward is None else OutputSharing(groups.upward, last_stage_rank, is_last, device)
 
-    def attach(self, trainer: pl.Trainer, rows_of: Callable[[Any], float]) -> None:
+    def attach(self, trainer: pl.Trainer, rows_of: Callable[[Any], float], whereabouts: Whereabouts) -> None:
         """Routes what `trainer` logs; `rows_of(batch)` are the samples of a batch that count on this rank."""
         self.metrics.attach()
         store.tap_results(trainer, self._tap)
@@ -53,11 +54,15 @@ class LogRouter:
         def last_batch() -> None:
             store.compute_metrics(store.current_results(trainer))
 
+        def exchange(point: str) -> None:
+            with whereabouts.doing(f"the exchange of what hooks logged, at {point.replace('_', ' ')}"):
+                hooks.exchange(point)
+
         times = store.PublishTimes(
-            batch_end=lambda: hooks.exchange("batch_end"),
+            batch_end=lambda: exchange("batch_end"),
             last_batch=last_batch,
-            before_monitors=lambda: hooks.exchange("before_monitors"),
-            epoch_end=lambda: hooks.exchange("epoch_end"),
+            before_monitors=lambda: exchange("before_monitors"),
+            epoch_end=lambda: exchange("epoch_end"),
         )
         store.watch_publishing(trainer, times)
 
