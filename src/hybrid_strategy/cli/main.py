@@ -12,6 +12,7 @@ from hybrid_strategy.errors import HybridError, did_you_mean, message
 COMMANDS = {
     "train": "train a model under the layout of the configuration",
     "plan": "show what train would run, and start nothing",
+    "inspect": "show what is seen of a model: parts, units, rules, what is not understood",
     "check": "compare the numbers of the layout with those of one process",
     "sweep": "status, logs, cancel, resume or report of a sweep",
 }
