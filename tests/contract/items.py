@@ -16,7 +16,7 @@ from tests.contract.models import quiet
 from tests.contract.same import RELATIVE, differences
 from tests.support.ranks import run_ranks
 
-MODULES = ("logging", "hook_logging", "evaluation", "optimizer")
+MODULES = ("logging", "hook_logging", "evaluation", "optimizer", "hook", "batch", "precision", "model")
 """One file of items a point of the contract, `tests/contract/<name>_items.py`."""
 TIMEOUT_SECONDS = float(os.environ.get("CONTRACT_TIMEOUT", "170"))
 """For one item in one layout; on a machine that does nothing else an item takes a few seconds."""
