@@ -16,6 +16,7 @@ from hybrid_strategy.config.compose import run_config
 from hybrid_strategy.config.plan import plan_of
 from hybrid_strategy.config.settings import RunConfig, StrategySettings
 from hybrid_strategy.reporting.console import make_console
+from hybrid_strategy.reporting.noise import keep_terminal_clear
 
 if TYPE_CHECKING:
     from hybrid_strategy.strategy.inspection import Inspection
@@ -69,6 +70,7 @@ def _run_one_batch(config: RunConfig, module: Any, data: Any, plan: Any) -> Insp
     from hybrid_strategy.strategy.hybrid import HybridParallelStrategy
     from hybrid_strategy.strategy.inspection import Inspector
 
+    keep_terminal_clear()
     pl.seed_everything(config.seed, verbose=False)
     inspector = Inspector(config.strategy.module, plan)
     trainer = pl.Trainer(
@@ -123,7 +125,7 @@ def show(found: Inspection, console: Console) -> None:
 
 def plan_text(found: Inspection) -> str:
     """The plan as Python."""
-    units = "".join(f"{each!r}, " for each in found.units).rstrip()
-    rules = "".join(f"            {pattern!r}: {style!r},\n" for pattern, style in found.rules.items())
-    tensor = f"        tensor={{\n{rules}        }},\n" if rules else ""
-    return f"    def parallel_plan(self):\n        return ParallelPlan(\n        units=({units}),\n{tensor}        )"
+    rules = "".join(f"                {pattern!r}: {style!r},\n" for pattern, style in found.rules.items())
+    tensor = f"            tensor={{\n{rules}            }},\n" if rules else ""
+    units = f"            units={tuple(found.units)!r},\n"
+    return f"    def parallel_plan(self):\n        return ParallelPlan(\n{units}{tensor}        )"

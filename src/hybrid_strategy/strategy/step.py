@@ -131,7 +131,7 @@ class StepEngine:
         rows = float(self._cutter.rows_of(call.batch) if call.real_rows is None else call.real_rows)
         self._last_batch = (call.batch, rows)
         self.router.metrics.begin()
-        with self.router.recorder.recording(), self.router.metrics.watching(rows > 0), call.context():
+        with self.router.quick.recording(call.kind), self.router.metrics.watching(rows > 0), call.context():
             output = call.function(call.batch, *call.arguments)
         self.router.recorder.commit(rows, rows, counts=rows > 0)
         _, outputs = self.router.share(call.kind, (), (), map_tensors(lambda _, tensor: tensor.detach(), output))
@@ -158,7 +158,8 @@ class StepEngine:
         counts = play.cut.rows[micro_batch] > 0
         router = self.router
         try:
-            with router.recorder.recording(), router.metrics.watching(counts), play.call.context(), self.made.context.play(now):
+            recording = router.quick.recording(play.call.kind)
+            with recording, router.metrics.watching(counts), play.call.context(), self.made.context.play(now):
                 output = play.call.function(play.cut.micro_batches[micro_batch], *play.call.arguments)
         except StageOutput as leaving:
             return leaving.value
