@@ -1,4 +1,7 @@
-"""Prints the contract's table: item x layout, same / refused / different. `python -m tests.contract [item] [layout]`."""
+"""Prints the contract's table: item x layout, same / refused / different.
+
+`python -m tests.contract [item or number of a point] [layout]`
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,18 @@ def show(text: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    items = [name for name in all_items() if not arguments or arguments[0] in name]
+    items = [name for name, item in all_items().items() if not arguments or arguments[0] in (str(item.point), name)]
     layouts = [name for name in LAYOUTS if len(arguments) < 2 or arguments[1] == name]
     width = max(len(name) for name in items) + 3
-    show(" " * width + "".join(f"{name:<17}" for name in layouts) + "\n")
+    show(" " * (width + 1) + "".join(f"{name:<17}" for name in layouts) + "\n")
     explanations: list[str] = []
     for name in items:
-        show(f"{all_items()[name].point}  {name:<{width - 3}}")
+        show(f"{all_items()[name].point}  {name:<{width - 3}} ")
         for layout in layouts:
             try:
                 result, why = compare(name, layout)
             except AssertionError as error:
-                result, why = "different", [str(error)[-1500:]]
+                result, why = "different", [str(error)[-6000:]]
             show(f"{_SHORT[result]:<17}")
             if result != "same":
                 explanations.append(f"{name} in {layout}: {result}\n    " + "\n    ".join(why[:12]))

@@ -16,7 +16,7 @@ from tests.contract.models import quiet
 from tests.contract.same import RELATIVE, differences
 from tests.support.ranks import run_ranks
 
-MODULES = ("logging", "hook_logging", "evaluation", "optimizer")
+MODULES = ("logging", "hook_logging", "evaluation", "optimizer", "hook", "batch", "precision", "model")
 """One file of items a point of the contract, `tests/contract/<name>_items.py`."""
 TIMEOUT_SECONDS = float(os.environ.get("CONTRACT_TIMEOUT", "170"))
 """For one item in one layout; on a machine that does nothing else an item takes a few seconds."""
@@ -51,47 +51,56 @@ def all_items() -> dict[str, Item]:
     return found
 
 
-def _run_here(name: str, layout: ContractLayout, folder: str) -> tuple[str, Any]:
+def _run_here(run: Callable[[ContractLayout, str], Any], layout: ContractLayout, folder: str) -> tuple[str, Any]:
     with quiet():
         try:
-            return "ran", all_items()[name].run(layout, folder)
+            return "ran", run(layout, folder)
         except ConfigError as error:
             return "refused", str(error)
 
 
-@cache
-def reference(name: str) -> Any:
-    """What plain Lightning sees."""
-    with tempfile.TemporaryDirectory() as folder:
-        kind, record = run_ranks(_run_here, 1, name, PLAIN, folder, process_group=False, timeout=TIMEOUT_SECONDS)[0]
-    if kind != "ran":
-        raise AssertionError(f"plain Lightning refused {name}: {record}")
-    return record
+_references: dict[str, Any] = {}
+
+
+def reference(item: Item) -> Any:
+    """What plain Lightning sees; kept by the item's name."""
+    if item.name not in _references:
+        with tempfile.TemporaryDirectory() as folder:
+            found = run_ranks(_run_here, 1, item.run, PLAIN, folder, process_group=False, timeout=TIMEOUT_SECONDS)
+        kind, record = found[0]
+        if kind != "ran":
+            raise AssertionError(f"plain Lightning refused {item.name}: {record}")
+        _references[item.name] = record
+    return _references[item.name]
 
 
 def compare(name: str, layout_name: str) -> tuple[str, list[str]]:
     """`same`, `refused` or `different`, and why."""
-    item, layout = all_items()[name], LAYOUTS[layout_name]
+    return compare_item(all_items()[name], LAYOUTS[layout_name])
+
+
+def compare_item(item: Item, layout: ContractLayout) -> tuple[str, list[str]]:
+    """The same for an item that is not in the contract's list."""
     with tempfile.TemporaryDirectory() as folder:
-        answers = run_ranks(_run_here, layout.world_size, name, layout, folder, process_group=False, timeout=TIMEOUT_SECONDS)
+        answers = run_ranks(_run_here, layout.world_size, item.run, layout, folder, process_group=False, timeout=TIMEOUT_SECONDS)
     kinds = {kind for kind, _ in answers}
     if kinds == {"refused"}:
-        words = item.refused.get(layout_name)
+        words = item.refused.get(layout.name)
         wrong = [] if words else [f"refused without being listed: {answers[0][1]}"]
         wrong += [f"rank {rank}: {text}" for rank, (_, text) in enumerate(answers) if words and words not in text]
         return ("different", wrong) if wrong else ("refused", [answers[0][1]])
-    if layout_name in item.refused or kinds != {"ran"}:
+    if layout.name in item.refused or kinds != {"ran"}:
         return "different", [f"rank {rank} {kind}: {record}" for rank, (kind, record) in enumerate(answers)]
     wrong = []
     for rank, (_, record) in enumerate(answers):
-        wanted = dict(reference(name))
+        wanted = dict(reference(item))
         record = dict(record)
         wanted.pop("by_row", None), record.pop("by_row", None)
         if rank > 0:
             wanted.pop("rank_zero", None), record.pop("rank_zero", None)
         wrong += [f"rank {rank}: {each}" for each in differences(wanted, record, item.relative)]
     wrong += list(
-        _rows_differ(reference(name).get("by_row", {}), [record.get("by_row", {}) for _, record in answers], item.relative)
+        _rows_differ(reference(item).get("by_row", {}), [record.get("by_row", {}) for _, record in answers], item.relative)
     )
     return ("different", wrong) if wrong else ("same", [])
 

@@ -35,7 +35,8 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def _environment(rank: int, world_size: int, port: int) -> dict[str, str]:
+def environment_of(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """What torchrun would set for this rank."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -91,7 +92,7 @@ def _serve(connection: Connection) -> None:
 def _start(count: int) -> None:
     while len(_workers) < count:
         ours, theirs = _context.Pipe()
-        process = _context.Process(target=_serve, args=(theirs,), daemon=True)
+        process = _context.Process(target=_serve, args=(theirs,))  # no daemon: a loader in it may start workers
         process.start()
         theirs.close()
         _workers.append((process, ours))
@@ -117,7 +118,7 @@ def run_ranks(
     _start(world_size)
     port = free_port()
     for rank in range(world_size):
-        job = (function, arguments, _environment(rank, world_size, port), process_group)
+        job = (function, arguments, environment_of(rank, world_size, port), process_group)
         _workers[rank][1].send(job)
     pending = {_workers[rank][1]: rank for rank in range(world_size)}
     results: list[Any] = [None] * world_size

@@ -18,6 +18,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from hybrid_strategy.data.common_end import with_common_end
 from hybrid_strategy.data.list_sampler import MeshListBatchSampler
 from hybrid_strategy.data.mesh_loader import MeshLoader, mesh_class
 from hybrid_strategy.data.order import (
@@ -95,7 +96,7 @@ def _unsplit(loader: object, data_parallel_size: int) -> object:
         advice = "Give a DataLoader, or set data_parallel_sharded = True on an iterable that yields this rank's share only"
         numbers = f"data_parallel_size is {data_parallel_size}"
         raise DataError(message("dataloader", type(loader).__name__, rule, numbers, advice))
-    return loader
+    return with_common_end(cast(Any, loader)) if data_parallel_size > 1 else loader
 
 
 def _with_worker_seeds(mesh: MeshPosition, loader: DataLoader[Any], changed: dict[str, Any]) -> dict[str, Any]:

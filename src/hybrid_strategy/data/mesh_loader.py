@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -10,7 +11,8 @@ from torch.utils.data import DataLoader
 
 from hybrid_strategy.data.order import MAIN_PROCESS, RandomStreams, random_key
 from hybrid_strategy.data.position import MeshPosition
-from hybrid_strategy.data.stream import MeshStream, StreamIterator
+from hybrid_strategy.data.sample_dims import DimsCollate, Look, SampleDims, TellingIterator
+from hybrid_strategy.data.stream import MeshStream, ShareCollate, StreamIterator
 
 
 class MeshLoader(DataLoader[Any]):
@@ -37,7 +39,25 @@ class MeshLoader(DataLoader[Any]):
         return _ApartIterator(self._unpacked(inner), streams)
 
     def _unpacked(self, inner: Iterator[Any]) -> Iterator[Any]:
-        return StreamIterator(inner, self.mesh) if isinstance(self.mesh, MeshStream) else inner
+        inner = StreamIterator(inner, self.mesh) if isinstance(self.mesh, MeshStream) else inner
+        return TellingIterator(inner, self._tell) if hasattr(self, "_dims") else inner
+
+    def learn_dims(self, look: Look) -> None:
+        """From now on `sample_dims` tells which dimension of a batch's tensors counts its samples, once a batch has been made."""
+        collate: Any = self.collate_fn
+        is_stream = isinstance(collate, ShareCollate)
+        if hasattr(self, "_dims") or self.batch_sampler is None or (is_stream and collate.whole_items):
+            return
+        self._dims: DimsCollate = DimsCollate(collate.collate if is_stream else collate, look)
+        vars(self)["collate_fn"] = replace(collate, collate=self._dims) if is_stream else self._dims
+
+    @property
+    def sample_dims(self) -> SampleDims:
+        """Dotted path of a tensor in the batch -> its batch dimension, as far as it is known."""
+        return (self._dims.dims if hasattr(self, "_dims") else None) or {}
+
+    def _tell(self, dims: SampleDims) -> None:
+        self._dims.dims = dims
 
     def __len__(self) -> int:
         return len(self.mesh)

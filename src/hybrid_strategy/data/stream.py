@@ -5,7 +5,7 @@ data_parallel_size` consecutive samples of that worker. So all ranks take the sa
 together are those of one process with a batch size of the block.
 
 A dataset that already yields only the share of its data-parallel rank says so with an attribute
-`data_parallel_sharded = True`; then nothing is left out here.
+`data_parallel_sharded = True`; then nothing is left out here, and an epoch ends where the first rank has no more.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import Sampler
 
+from hybrid_strategy.data.common_end import all_have_more, common_length, say_left_over
 from hybrid_strategy.data.position import MeshPosition
 from hybrid_strategy.data.sampler import share_of
 
@@ -86,6 +87,8 @@ class MeshStream(MeshPosition, Sampler[list[None]]):
         self.block_size = self._replay_block = spec.batch_size * self.parts
         self._short: dict[int, tuple[int, int]] = {}
         self._end: int | None = None
+        self.ends_together = self.sharded and data_parallel_size > 1
+        self._length = common_length(spec.dataset) if self.ends_together else None
         # A dataset that shuffles by its worker's random state must do so alike on all ranks that share its stream.
         super().__init__(data_parallel_size, data_parallel_rank, seed, data_parallel_rank if self.sharded else 0)
 
@@ -107,7 +110,8 @@ class MeshStream(MeshPosition, Sampler[list[None]]):
         """
         if self.spec.num_workers > 1 and self.spec.joined * self.parts > 1:
             raise TypeError("a stream read by several workers has no known number of steps")
-        left = max(0, len(self.spec.dataset) - first_sample)
+        size = len(self.spec.dataset) if self._length is None else self._length
+        left = max(0, size - first_sample)
         return left // self.block_size if self.spec.drop_last else -(-left // self.block_size)
 
     def rows_of(self, batch_index: int) -> int:
@@ -185,8 +189,12 @@ class StreamIterator:
         return share.batch
 
     def _next_share(self) -> Share:
-        try:
-            return next(self._shares)
-        except StopIteration:
+        share = next(self._shares, None)
+        more = share is not None
+        if self._stream.ends_together and not all_have_more(more):
+            say_left_over(self._next_batch, more)
+            share = None
+        if share is None:
             self._stream.ended(self._next_batch)
-            raise
+            raise StopIteration
+        return share

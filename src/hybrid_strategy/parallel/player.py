@@ -6,7 +6,7 @@ The player knows nothing of models: a `StageRunner` runs a stage's forward pass,
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from typing import Any, Protocol
 
@@ -55,11 +55,11 @@ class Player:
     Args:
         rank: this pipeline rank.
         transport: moves messages; `None` where there is one pipeline rank.
+        at: told of each cell that begins.
     """
 
-    def __init__(self, rank: int, transport: Transport | None) -> None:
-        self._rank, self._transport = rank, transport
-        self.position: Cell | None = None
+    def __init__(self, rank: int, transport: Transport | None, at: Callable[[Cell], None] = lambda cell: None) -> None:
+        self._rank, self._transport, self._at = rank, transport, at
         self.peak_in_flight = 0
         self.stopwatch: Stopwatch | None = None
 
@@ -72,7 +72,7 @@ class Player:
 
     def _play(self, cells: Sequence[Cell], run: _Run) -> None:
         for index, cell in enumerate(cells):
-            self.position = cell
+            self._at(cell)
             run.post(cell)
             if index + 1 < len(cells):
                 run.post_ahead(cells[index + 1])
@@ -80,7 +80,6 @@ class Player:
             self.peak_in_flight = max(self.peak_in_flight, len(run.held))
         if self._transport is not None:
             self._transport.finish()
-        self.position = None
 
 
 class _Run:

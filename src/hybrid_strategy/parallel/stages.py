@@ -2,8 +2,9 @@
 
 Every rank runs the model's own `forward`. While it plays stage `s`, which holds the units `start .. stop - 1`:
 
-- a unit before `start` is skipped and returns what was received from the stage before. The only live value that crosses a cut
-  is the output of unit `start - 1`, so whatever `forward` does between skipped units works on stand-ins and is thrown away;
+- a unit before `start` is skipped. Unit `start - 1` returns what was received from the stage before: it is the only live value
+  that crosses a cut. Earlier units return stand-ins of NaN; what `forward` does with them is thrown away, and where it is not (a
+  second value crosses the cut: an encoder's memory, a skip connection) the first play finds NaN in a unit's input and says so;
 - the output of unit `stop - 1` leaves `forward` at once, carried by `StageOutput`, unless the stage is the last one.
 
 So one model object per rank serves all of its stages, and `self.model(...)` in the user's step is all that is needed.
@@ -14,12 +15,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from hybrid_strategy.errors import ModelError, message
 from hybrid_strategy.parallel.ghosts import ghost_of, is_ghost, shown
+from hybrid_strategy.parallel.trees import has_nan, map_tensors
 from hybrid_strategy.spec.parallel_plan import matches
 
 
@@ -40,6 +44,19 @@ class StageNow:
     is_last: bool
     received: Any
 
+    def skipped(self, index: int) -> Any:
+        """What unit `index`, which is before `start`, returns."""
+        return self.received if index == self.start - 1 else self._stand_in
+
+    @cached_property
+    def _stand_in(self) -> Any:
+        def unusable(_path: Any, tensor: Tensor) -> Tensor:
+            return (
+                torch.full_like(tensor, torch.nan, requires_grad=False) if tensor.is_floating_point() else tensor.detach().clone()
+            )
+
+        return map_tensors(unusable, self.received)
+
 
 def _as_it_is(value: Any) -> Any:
     return value
@@ -54,6 +71,26 @@ class StageContext:
         """Makes plain tensors of a stage's output."""
         self.arriving: Callable[[Any], Any] = _as_it_is
         """Makes of what was received what the unit before would have returned."""
+        self._checked: set[str] = set()
+
+    def check_inputs(self, unit: str, inputs: Any) -> None:
+        """The first time a unit is played: refuses a value that an earlier unit than the last has made.
+
+        Raises:
+            ModelError: a stand-in has come to this unit.
+        """
+        split = self.arriving is not _as_it_is  # a part of a sequence cannot be looked at as a whole one
+        if self.now is None or self.now.received is None or unit in self._checked or split:
+            return
+        self._checked.add(unit)
+        if has_nan(inputs) and not has_nan(self.now.received):
+            rule = "only the output of the unit before it crosses a cut, and it is given a value that an earlier unit made"
+            advice = "Let the units in between hand it on, e.g. return (memory, x), or cut elsewhere with stage_cuts"
+            raise ModelError(message("parallel_plan.units", unit, rule, "", advice))
+
+    def forget_checks(self) -> None:
+        """The next play of each unit is its first."""
+        self._checked.clear()
 
     @contextmanager
     def play(self, now: StageNow) -> Iterator[None]:
@@ -67,11 +104,12 @@ class StageContext:
 class AbsentUnit(nn.Module):
     """Stands where a unit of another rank stood. Answers for the unit's plain attributes, holds no parameter."""
 
-    def __init__(self, unit: nn.Module, context: StageContext, ghost: nn.Module) -> None:
+    def __init__(self, unit: nn.Module, index: int, context: StageContext, ghost: nn.Module) -> None:
         super().__init__()
         kept = {name: value for name, value in vars(unit).items() if not name.startswith("_") and name != "training"}
         object.__setattr__(self, "_kept", kept)
         object.__setattr__(self, "_context", context)
+        object.__setattr__(self, "_unit_index", index)
         object.__setattr__(self, "ghost", ghost)
 
     def __getattr__(self, name: str) -> Any:
@@ -90,7 +128,7 @@ class AbsentUnit(nn.Module):
                     "Call the model from training_step, validation_step, test_step or predict_step",
                 )
             )
-        return self._context.arriving(now.received)
+        return self._context.arriving(now.skipped(self._unit_index))
 
 
 class _Gate:
@@ -98,13 +136,15 @@ class _Gate:
 
     _stage_context: StageContext
     _unit_index: int
+    _unit_name: str
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         now = self._stage_context.now
         if now is None:
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
         if self._unit_index < now.start:
-            return self._stage_context.arriving(now.received)
+            return self._stage_context.arriving(now.skipped(self._unit_index))
+        self._stage_context.check_inputs(self._unit_name, (args, kwargs))
         output = super().__call__(*args, **kwargs)  # type: ignore[misc]
         if self._unit_index == now.stop - 1 and not now.is_last:
             raise StageOutput(self._stage_context.leaving(output))
@@ -141,13 +181,14 @@ def cut_model(model: nn.Module, units: Sequence[str], kept: set[int], context: S
     Returns:
         The names of the units that were taken out.
     """
-    absent = {name for index, name in enumerate(units) if index not in kept}
+    indices = {name: index for index, name in enumerate(units) if index not in kept}
+    absent = set(indices)
     present = [module for name, module in model.named_modules() if not _below(name, absent)]
     memo = {id(each): each for module in present for each in module._parameters.values() if each is not None}
     for name in absent:
         parent, _, child = name.rpartition(".")
         unit = model.get_submodule(name)
-        model.get_submodule(parent)._modules[child] = AbsentUnit(unit, context, ghost_of(unit, memo))
+        model.get_submodule(parent)._modules[child] = AbsentUnit(unit, indices[name], context, ghost_of(unit, memo))
     return absent
 
 
@@ -179,11 +220,12 @@ def put_gates(model: nn.Module, units: Sequence[str], absent: set[str], context:
     """Puts gates on the units that are left; after the transforms that look at a layer's class."""
     for index, name in enumerate(units):
         if name not in absent:
-            _put_gate(model.get_submodule(name), index, context)
+            _put_gate(model.get_submodule(name), index, name, context)
 
 
-def _put_gate(unit: nn.Module, index: int, context: StageContext) -> None:
+def _put_gate(unit: nn.Module, index: int, name: str, context: StageContext) -> None:
     cls = type(unit)
     unit.__class__ = type(cls.__name__, (_Gate, cls), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})
     object.__setattr__(unit, "_stage_context", context)
     object.__setattr__(unit, "_unit_index", index)
+    object.__setattr__(unit, "_unit_name", name)

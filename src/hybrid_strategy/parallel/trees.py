@@ -118,21 +118,49 @@ def _slice_batch(batch: Any, rows: int, start: int, stop: int, batch_dims: Mappi
     return map_tensors(piece, batch, is_leaf=lambda value: isinstance(value, Tensor) or _is_plain_list(value))
 
 
+def sample_dims(batch: Any, alone: Any, samples: int) -> dict[str, int | None]:
+    """Which dimension of each tensor of a batch of `samples` counts them, from what one sample alone makes.
+
+    Returns:
+        Dotted path -> dimension, `None` for what all samples share; what is not clear is left out.
+
+    >>> sample_dims({"x": torch.ones(5, 3), "mask": torch.ones(3, 3)}, {"x": torch.ones(5, 1), "mask": torch.ones(3, 3)}, 3)
+    {'x': 1, 'mask': None}
+    """
+    single = dict(tensors_of(alone))
+    found: dict[str, int | None] = {}
+    for path, tensor in tensors_of(batch):
+        if path not in single or single[path].dim() != tensor.dim() or not tensor.dim():
+            continue
+        pairs = list(zip(tensor.shape, single[path].shape, strict=True))
+        counting = [dim for dim, pair in enumerate(pairs) if pair == (samples, 1)]
+        if counting:
+            found[".".join(path)] = counting[0]
+        elif pairs[0][0] == pairs[0][1]:
+            found[".".join(path)] = None
+    return found
+
+
 def _is_plain_list(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, (str, bytes, int, float)) for each in value)
 
 
-def batch_dim(path: Path, batch_dims: Mapping[str, int | None]) -> int | None:
-    """The declared batch dimension of the tensor at `path`: by its dotted path, by its last key, else 0."""
+def batch_dim(path: Path, batch_dims: Mapping[str, int | None], default: int | None = 0) -> int | None:
+    """The declared batch dimension of the tensor at `path`: by its dotted path, by its last key, else `default`."""
     for key in (".".join(path), path[-1] if path else ""):
         if key in batch_dims:
             return batch_dims[key]
-    return 0
+    return default
 
 
 def iterate_tensors(value: Any) -> Iterator[Tensor]:
     """The tensors of a nested value, in order."""
     return (tensor for _, tensor in tensors_of(value))
+
+
+def has_nan(value: Any) -> bool:
+    """Is there NaN in a tensor of a nested value?"""
+    return any(bool(tensor.isnan().any()) for _, tensor in tensors_of(value) if tensor.is_floating_point())
 
 
 def detach_leaf(tensor: Tensor) -> Tensor:

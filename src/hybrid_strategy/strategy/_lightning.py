@@ -18,17 +18,21 @@ from lightning.fabric.utilities.distributed import (
 from lightning.fabric.utilities.rank_zero import rank_zero_only as lightning_rank_zero_only
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
-from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
 from torch import Tensor
+
+from hybrid_strategy.strategy.children import end_with_this_process
 
 __all__ = [
     "attach_mesh",
     "backend_for",
     "distributed_is_initialized",
+    "hold_step_schedules",
     "init_process_group",
     "leave_samplers_alone",
     "make_script_launcher",
     "rank_zero_info",
+    "rank_zero_warn",
     "ready_to_step",
     "reset_seed",
     "set_rank_zero",
@@ -56,7 +60,9 @@ def sync_tensor(tensor: Tensor, group: Any, reduce_op: Any) -> Tensor:
 
 def make_script_launcher(environment: ClusterEnvironment, num_processes: int, num_nodes: int) -> Any:
     """Starts the other local ranks by running the user's script again, as Lightning's own strategies do."""
-    return _SubprocessScriptLauncher(environment, num_processes, num_nodes)
+    launcher = _SubprocessScriptLauncher(environment, num_processes, num_nodes)
+    end_with_this_process(launcher)
+    return launcher
 
 
 def attach_mesh(module: pl.LightningModule, mesh: Any) -> None:
@@ -105,6 +111,17 @@ def set_rank_zero(rank: int) -> None:
 def ready_to_step(trainer: pl.Trainer) -> bool:
     """Does the optimizer step after this batch, or are gradients accumulated further?"""
     return not trainer.fit_loop._should_accumulate()
+
+
+def hold_step_schedules(trainer: pl.Trainer, held: Callable[[], bool]) -> None:
+    """Leaves out the schedulers that follow optimizer steps while `held()`."""
+    loop = trainer.fit_loop.epoch_loop
+
+    def update(interval: str, update_plateau_schedulers: bool) -> None:
+        if interval != "step" or not held():
+            type(loop).update_lr_schedulers(loop, interval, update_plateau_schedulers)
+
+    loop.update_lr_schedulers = update  # type: ignore[method-assign]
 
 
 def stored_predictions(trainer: pl.Trainer) -> list[list[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -105,6 +106,26 @@ def compute_metrics(results: Any) -> None:
     for _, each in sorted(results.valid_items(), key=lambda item: item[0]):
         if not each.is_tensor and each.meta.on_epoch and each._computed is None:
             each.compute()
+
+
+class KnownValues:
+    """Values that were stored before with the same options: Lightning's checks of them need not be made again each step."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Any, Any]] = {}
+
+    def remember(self, results: Any, key: str, options: Any) -> None:
+        """`key` has been stored with these options."""
+        self._known[key] = (weakref.ref(results[key]), options)
+
+    def add(self, results: Any, key: str, options: Any, value: Tensor, batch_size: float) -> bool:
+        """Adds `value` to what is stored, if it was stored with the same options before."""
+        reference, before = self._known.get(key, (None, None))
+        entry = results.get(key)
+        if reference is None or entry is None or reference() is not entry or before != options:
+            return False
+        results.update_metrics(key, value.to(entry.value.device), batch_size)
+        return True
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,14 @@ class BatchCutter:
     Args:
         microbatches_of: rows of a batch -> number of micro-batches.
         batch_dims: batch key -> batch dimension (`None`: passes whole), where it is not 0.
+
+    Attributes:
+        found: dotted path -> batch dimension, as the loader of the batches at hand has found out; `batch_dims` has precedence.
     """
 
     def __init__(self, microbatches_of: Callable[[int], int], batch_dims: Mapping[str, int | None]) -> None:
         self._microbatches_of, self._given = microbatches_of, dict(batch_dims)
+        self.found: Mapping[str, int | None] = {}
         self._shared: dict[str, int | None] = {}
         self._cut_before: set[str] = set()
 
@@ -57,12 +61,24 @@ class BatchCutter:
         wanted = None if real_rows is None else max(real_rows, 1)
         if wanted is None or rows == wanted:
             return rows
-        sizes = {tensor.shape[dim] for _, tensor, dim in self._cuttable(batch)}
-        return wanted if wanted in sizes else rows
+        cuttable = self._cuttable(batch)
+        if wanted in {tensor.shape[dim] for _, tensor, dim in cuttable}:
+            return wanted
+        self._refuse_other_dim(cuttable, rows, wanted)
+        return rows
+
+    def _refuse_other_dim(self, cuttable: list[tuple[str, Tensor, int]], rows: int, wanted: int) -> None:
+        """A first dimension that is not the samples, where another one may be: `(sequence, batch)` order, not declared."""
+        for name, tensor, dim in cuttable:
+            if tensor.shape[dim] == rows and wanted in tensor.shape and batch_dim(tuple(name.split(".")), self._given, -1) == -1:
+                rule = f"the loader put {wanted} samples into the batch, and its first dimension has another size"
+                advice = f"Set batch_dims={{{name!r}: {list(tensor.shape).index(wanted)}}}, or 0 where its rows are right to cut"
+                raise DataError(message(f"batch[{name!r}]", tuple(tensor.shape), rule, "", advice))
 
     @property
     def _dims(self) -> dict[str, int | None]:
-        return {**self._shared, **self._given}
+        found = {key: dim for key, dim in self.found.items() if not {key, key.rpartition(".")[2]} & self._given.keys()}
+        return {**self._shared, **found, **self._given}
 
     def _cuttable(self, batch: Any) -> list[tuple[str, Tensor, int]]:
         found, dims = [], self._dims

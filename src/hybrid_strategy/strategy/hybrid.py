@@ -23,6 +23,7 @@ from hybrid_strategy.distributed.groups import Groups, build_groups
 from hybrid_strategy.distributed.random_state import seed_rank
 from hybrid_strategy.parallel.ghosts import leave_out_ghosts
 from hybrid_strategy.parallel.stages import whole_model_shown
+from hybrid_strategy.parallel.trees import sample_dims
 from hybrid_strategy.parallelize import Parallelized, parallelize
 from hybrid_strategy.spec.layout import Layout
 from hybrid_strategy.spec.parallel_plan import ParallelPlan
@@ -217,7 +218,7 @@ class HybridParallelStrategy(StopHooks):
         if self._made_of is not module:
             before = recall(module, self.layout, self.options.stage_cuts)
             self._parallelize(module) if before is None else self._go_on_with(module, before)
-        self.engine.attach(trainer)
+        self.engine.attach(trainer, self.options.timeout)
         self.take_signals(trainer)
         self._average = adapt_callbacks(trainer, module, self.made)
         self.model = module
@@ -226,7 +227,7 @@ class HybridParallelStrategy(StopHooks):
             self._reset_optimizers_and_schedulers()
             self.setup_optimizers(trainer)
         self.setup_precision_plugin()
-        adapt_precision(self.precision_plugin, self.owned_gradients, self.root_device)
+        adapt_precision(trainer, self.owned_gradients, self.root_device)
         self.barrier()
 
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
@@ -293,6 +294,7 @@ class HybridParallelStrategy(StopHooks):
         self.place_data(mine.mesh)
         if mine.num_workers > 0 and not isinstance(mine.worker_init_fn, PatientWorker):
             mine.worker_init_fn = PatientWorker(mine.worker_init_fn)
+        mine.learn_dims(sample_dims)
         return mine
 
     # ------------------------------------------------------------------------------------------------------ steps
@@ -321,7 +323,7 @@ class HybridParallelStrategy(StopHooks):
         if module.automatic_optimization:
             result: STEP_OUTPUT = self.steps.train(args, kwargs)
         else:
-            result = self._manual_step.run(self.steps.call("train", args, kwargs), module)
+            result = self.steps.train_by_hand(self._manual_step, args, kwargs)
         return result
 
     def validation_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
@@ -362,6 +364,10 @@ class HybridParallelStrategy(StopHooks):
         return [each.grad for each in held if each.grad is not None and each.grad.numel()]
 
     # -------------------------------------------------------------------------------------------------- the end
+
+    def on_exception(self, exception: BaseException) -> None:
+        if self._engine is not None:
+            self._engine.whereabouts.add_to(exception, self.options.timeout)
 
     def teardown(self) -> None:
         assert self.cluster_environment is not None  # set by the Trainer before

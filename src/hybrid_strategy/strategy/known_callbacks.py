@@ -10,8 +10,10 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
     Callback,
+    ModelCheckpoint,
     ModelPruning,
     ModelSummary,
+    OnExceptionCheckpoint,
     WeightAveraging,
 )
 from lightning.pytorch.callbacks import StochasticWeightAveraging as _SWA  # noqa: N814
@@ -39,6 +41,12 @@ def prepare_callbacks(trainer: pl.Trainer, layout: Layout) -> None:
             rule = "it copies or rewrites whole parameters, which no rank of this layout has"
             other = "EMAWeightAveraging of lightning.pytorch.callbacks, or " if isinstance(callback, _SWA) else ""
             advice = f"Use {other}sharding='ddp' without tensor and pipeline parallelism"
+            raise ConfigError(message("callbacks", kind, rule, f"The layout is {layout.name}", advice))
+        saves = isinstance(callback, OnExceptionCheckpoint) or getattr(callback, "save_on_exception", False)
+        if saves and layout.world_size > 1:
+            kind = type(callback).__name__ + ("(save_on_exception=True)" if isinstance(callback, ModelCheckpoint) else "")
+            rule = "all ranks write a checkpoint together, and an exception may come to one of them only"
+            advice = "Use ModelCheckpoint(every_n_train_steps=...) or (train_time_interval=...)"
             raise ConfigError(message("callbacks", kind, rule, f"The layout is {layout.name}", advice))
         if isinstance(callback, WeightAveraging):
             vars(callback)["setup"] = _nothing  # it would copy the whole model; `adapt_callbacks` gives it this rank's pieces

@@ -88,6 +88,7 @@ class LogRecorder:
 
     def __init__(self) -> None:
         self.active = False
+        self.latest: Entry | None = None
         self._records: Records = {}
         self._now: list[tuple[Entry, Any, float | None]] = []
 
@@ -104,7 +105,12 @@ class LogRecorder:
         entry = Entry.of(fx, name, value, options)
         own = options.get("batch_size")
         kept = value if entry.reduction == METRIC else value.detach().double()
-        self._now.append((entry, kept, None if own is None else float(own)))
+        self.add(entry, kept, None if own is None else float(own))
+
+    def add(self, entry: Entry, value: Any, batch_size: float | None) -> None:
+        """Keeps a value (fp64 and detached, or a metric object) of a name whose options are known."""
+        self.latest = entry
+        self._now.append((entry, value, batch_size))
 
     def commit(self, rows: float, weight: float, counts: bool = True) -> None:
         """Keeps what the last micro-batch logged.

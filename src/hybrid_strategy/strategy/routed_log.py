@@ -19,8 +19,10 @@ from hybrid_strategy.strategy import _lightning_results as store
 from hybrid_strategy.strategy.hook_log import HookLog, as_logged
 from hybrid_strategy.strategy.log_exchange import Combined, LogExchange
 from hybrid_strategy.strategy.log_records import METRIC, Contribution, Entry, LogRecorder, Records
+from hybrid_strategy.strategy.quick_log import QuickLog
 from hybrid_strategy.strategy.shared_outputs import OutputSharing, Skeleton, skeleton_of
 from hybrid_strategy.strategy.step_metrics import StepMetrics
+from hybrid_strategy.strategy.whereabouts import Whereabouts
 
 
 class LogRouter:
@@ -36,13 +38,15 @@ class LogRouter:
     def __init__(self, module: pl.LightningModule, groups: Groups, device: torch.device, last_stage_rank: int) -> None:
         self._module, self._groups, self._device, self._last_stage_rank = module, groups, device, last_stage_rank
         self.recorder = LogRecorder()
+        self.quick = QuickLog(module, self.recorder)
         self.metrics = StepMetrics(module, groups, last_stage_rank)
         self._exchanges: dict[str, LogExchange] = {}
         self._hooks: HookLog | None = None
+        self._stored = store.KnownValues()
         is_last = groups.coordinate.pipeline_parallel == last_stage_rank
         self._outputs = None if groups.upward is None else OutputSharing(groups.upward, last_stage_rank, is_last, device)
 
-    def attach(self, trainer: pl.Trainer, rows_of: Callable[[Any], float]) -> None:
+    def attach(self, trainer: pl.Trainer, rows_of: Callable[[Any], float], whereabouts: Whereabouts) -> None:
         """Routes what `trainer` logs; `rows_of(batch)` are the samples of a batch that count on this rank."""
         self.metrics.attach()
         store.tap_results(trainer, self._tap)
@@ -53,11 +57,15 @@ class LogRouter:
         def last_batch() -> None:
             store.compute_metrics(store.current_results(trainer))
 
+        def exchange(point: str) -> None:
+            with whereabouts.doing(f"the exchange of what hooks logged, at {point.replace('_', ' ')}"):
+                hooks.exchange(point)
+
         times = store.PublishTimes(
-            batch_end=lambda: hooks.exchange("batch_end"),
+            batch_end=lambda: exchange("batch_end"),
             last_batch=last_batch,
-            before_monitors=lambda: hooks.exchange("before_monitors"),
-            epoch_end=lambda: hooks.exchange("epoch_end"),
+            before_monitors=lambda: exchange("before_monitors"),
+            epoch_end=lambda: exchange("epoch_end"),
         )
         store.watch_publishing(trainer, times)
 
@@ -114,4 +122,8 @@ class LogRouter:
         trainer = self._module.trainer
         results = store.current_results(trainer)
         store.start_of_epoch_reset(trainer, entry.fx)
+        key = store.storage_key(results, entry.fx, entry.name, bool(entry.option("add_dataloader_idx")))
+        if entry.reduction != METRIC and self._stored.add(results, key, entry, value, batch_size):
+            return
         type(results).log(results, entry.fx, entry.name, value, **entry.store_options, batch_size=batch_size)
+        self._stored.remember(results, key, entry)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from hybrid_strategy.strategy.batch_cutting import BatchCutter
 from hybrid_strategy.strategy.outputs import combine_outputs, read_loss, token_count
 from hybrid_strategy.strategy.routed_log import LogRouter
 from hybrid_strategy.strategy.step_call import Play, StepCall
+from hybrid_strategy.strategy.whereabouts import Whereabouts
 
 _TOKENS_PER_ROW = 1024.0
 """Keeps loss weights near 1 while tokens are not counted yet, for the range of half precision; any number is right."""
@@ -58,7 +60,9 @@ class StepEngine:
         self._rank = groups.coordinate.pipeline_parallel
         pipelined = layout.pipeline_parallel_size > 1
         self.last_stage_rank = self._schedule.stage_ranks(layout.pipeline_parallel_size, layout.stages_per_rank)[-1]
-        self.player = Player(self._rank, Transport(groups, device) if pipelined else None)
+        self.whereabouts = Whereabouts(groups)
+        transport = Transport(groups, device) if pipelined else None
+        self.player = Player(self._rank, transport, self.whereabouts.at)
         self.router = LogRouter(module, groups, device, self.last_stage_rank)
         self._cutter = BatchCutter(microbatches_of, batch_dims)
         self._tables: dict[tuple[int, bool], ScheduleTable] = {}
@@ -89,13 +93,15 @@ class StepEngine:
         """Does the user's step run now?"""
         return self._play is not None
 
-    def attach(self, trainer: Trainer) -> None:
-        """Routes what `trainer` logs from now on."""
-        self.router.attach(trainer, self.rows_of)
+    def attach(self, trainer: Trainer, timeout: timedelta) -> None:
+        """Routes what `trainer` logs from now on, and watches that no step takes longer than a collective may."""
+        self.router.attach(trainer, self.rows_of, self.whereabouts)
+        self.whereabouts.start_watch(timeout)
 
     def release(self) -> None:
         """Gives the module back: nothing of it is watched any more."""
         self.router.metrics.release()
+        self.whereabouts.stop_watch()
         self._last_batch = (None, 0.0)
 
     def rows_of(self, batch: Any) -> float:
@@ -127,10 +133,11 @@ class StepEngine:
 
     def run_whole(self, call: StepCall) -> Any:
         """Runs the user's step once on the whole batch, for a module that calls backward itself; shares what it logs."""
+        self._cutter.found = call.sample_dims
         rows = float(self._cutter.rows_of(call.batch) if call.real_rows is None else call.real_rows)
         self._last_batch = (call.batch, rows)
         self.router.metrics.begin()
-        with self.router.recorder.recording(), self.router.metrics.watching(rows > 0), call.context():
+        with self.router.quick.recording(call.kind), self.router.metrics.watching(rows > 0), call.context():
             output = call.function(call.batch, *call.arguments)
         self.router.recorder.commit(rows, rows, counts=rows > 0)
         _, outputs = self.router.share(call.kind, (), (), map_tensors(_finished, output))
@@ -168,7 +175,8 @@ class StepEngine:
         counts = play.cut.rows[micro_batch] > 0
         router = self.router
         try:
-            with router.recorder.recording(), router.metrics.watching(counts), play.call.context(), self.made.context.play(now):
+            recording = router.quick.recording(play.call.kind)
+            with recording, router.metrics.watching(counts), play.call.context(), self.made.context.play(now):
                 output = play.call.function(play.cut.micro_batches[micro_batch], *play.call.arguments)
         except StageOutput as leaving:
             return leaving.value
@@ -211,6 +219,7 @@ class StepEngine:
         return call.real_rows == 0 and call.kind != "predict" and not self._gathers_in_passes and not self.router.metrics.present
 
     def _cut(self, call: StepCall) -> Cut:
+        self._cutter.found = call.sample_dims
         most = None
         if self._gathers_in_passes:
             size = self.groups.layout.data_parallel_size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +22,7 @@ class StepCall:
         arguments: what Lightning passes after the batch.
         real_rows: samples of this rank's batch that count; 0 where the batch only keeps the rank busy. `None`: all.
         run_rows: samples of this step on all data-parallel ranks together. `None`: not known, the ranks add them up.
+        sample_dims: batch dimension of the batch's tensors, as far as the loader has found it out.
     """
 
     kind: str
@@ -31,6 +32,7 @@ class StepCall:
     arguments: tuple[Any, ...]
     real_rows: int | None = None
     run_rows: int | None = None
+    sample_dims: Mapping[str, int | None] = field(default_factory=dict)
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import lightning.pytorch as pl
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from hybrid_strategy.strategy import _lightning
 from hybrid_strategy.strategy.hand_over import loss_with_hand_over
+from hybrid_strategy.strategy.manual import ManualStep
 from hybrid_strategy.strategy.precision import loss_scale
 from hybrid_strategy.strategy.step import StepEngine
 from hybrid_strategy.strategy.step_call import StepCall
@@ -40,15 +42,32 @@ class Steps:
     def train(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Plays forward and backward; Lightning's own backward on the loss returned hands the gradients over."""
         scale = loss_scale(self._plugin) / self._module.trainer.accumulate_grad_batches
+        call = self.call("train", args, kwargs)
         if _lightning.ready_to_step(self._module.trainer):
             self._engine.reduce_early()
-        loss, output = self._engine.train(self.call("train", args, kwargs), scale)
+        with self.doing(call):
+            loss, output = self._engine.train(call, scale)
         carried = loss_with_hand_over(loss, lambda gradient: self._receive(gradient, scale))
         return {**output, "loss": carried} if isinstance(output, Mapping) else carried
 
+    def train_by_hand(self, manual: ManualStep, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Runs the step of a module that calls backward itself."""
+        call = self.call("train", args, kwargs)
+        with self.doing(call):
+            return manual.run(call, self._module)
+
     def evaluate(self, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Plays forward passes; `kind` is `validate`, `test` or `predict`."""
-        return self._engine.evaluate(self.call(kind, args, kwargs))
+        call = self.call(kind, args, kwargs)
+        with self.doing(call):
+            return self._engine.evaluate(call)
+
+    def doing(self, call: StepCall) -> AbstractContextManager[None]:
+        """Tells where this rank is while it plays `call`."""
+        trainer = self._module.trainer
+        batch = self._batch_index(call.kind, call.arguments)
+        place = f"batch {batch}, epoch {trainer.current_epoch}, global step {trainer.global_step}"
+        return self._engine.whereabouts.doing(f"{_STEPS[call.kind]} ({place})")
 
     def call(self, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> StepCall:
         """One call, with what the loader knows of its batch."""
@@ -65,6 +84,7 @@ class Steps:
         if mesh is None:
             return call
         index = self._batch_index(kind, rest)
+        call.sample_dims = loader.sample_dims
         call.real_rows, call.run_rows = mesh.rows_of(index), mesh.global_rows_of(index)
         if loader.mesh_source.batch_size is None and loader.mesh_source.batch_sampler is None and call.real_rows:
             call.real_rows = call.run_rows = None  # an item of the loader is a whole batch: it does not count samples
@@ -89,4 +109,5 @@ class Steps:
         """Called by autograd where Lightning runs backward."""
         self._engine.hand_over(gradient.item() / scale)
         if _lightning.ready_to_step(self._module.trainer):
-            self._engine.reduce()
+            with self._engine.whereabouts.doing(f"the reduction of gradients (global step {self._module.trainer.global_step})"):
+                self._engine.reduce()

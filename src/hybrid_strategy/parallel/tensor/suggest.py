@@ -24,9 +24,9 @@ def module_patterns(model: nn.Module) -> dict[str, nn.Module]:
 
 def without_rules(model: nn.Module, size: int) -> str:
     """The refusal of a plan without rules: the layers there are, and rules to start from."""
-    layers = {name: each for name, each in module_patterns(model).items() if isinstance(each, nn.Linear | nn.Embedding)}
+    layers = layers_of(model)
     listed = ", ".join(f"{name} {_shown(layer)}" for name, layer in layers.items()) or "no Linear and no Embedding"
-    rules = ", ".join(f'"{name}": "{style}"' for name, style in _suggested(layers).items())
+    rules = ", ".join(f'"{name}": "{style}"' for name, style in suggested_rules(layers).items())
     advice = f"Give the model `def parallel_plan(self): return ParallelPlan(tensor={{{rules}}})`, after a look at every word"
     return message(
         "tensor_parallel_size",
@@ -43,7 +43,12 @@ def _shown(layer: nn.Module) -> str:
     return f"Embedding({layer.num_embeddings}, {layer.embedding_dim})"
 
 
-def _suggested(layers: Mapping[str, nn.Module]) -> dict[str, str]:
+def layers_of(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers that a rule could split, by pattern."""
+    return {name: each for name, each in module_patterns(model).items() if isinstance(each, nn.Linear | nn.Embedding)}
+
+
+def suggested_rules(layers: Mapping[str, nn.Module]) -> dict[str, str]:
     """In each sub-block the last Linear is rowwise, those before it are colwise; one that stands alone is the head."""
     blocks: dict[str, list[str]] = {}
     rules: dict[str, str] = {}

@@ -1,0 +1,112 @@
+"""What one forward pass of a model shows of it: which modules are called, in which order, and where a pipeline could cut."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hybrid_strategy.errors import ModelError
+from hybrid_strategy.parallel.stages import StageContext, StageNow, StageOutput, put_gates
+
+_MAIN_SHARE = 0.5
+"""A child that holds more of the parameters than this is looked into: the layers are inside it."""
+
+
+@contextmanager
+def traced(model: nn.Module) -> Iterator[list[str]]:
+    """The names of the modules of `model` in the order in which they are called."""
+    called: list[str] = []
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda *_: called.append(name)
+
+    handles = [each.register_forward_pre_hook(note(name)) for name, each in model.named_modules() if name]
+    try:
+        yield called
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def proposed_units(model: nn.Module, called: Sequence[str]) -> list[str]:
+    """Units in the order of their calls: the children of `model`, and those of a child that holds most of it."""
+    first = {name: index for index, name in reversed(list(enumerate(called)))}
+    return sorted(_units_below(model, "", first, _size(model)), key=first.__getitem__)
+
+
+def _units_below(model: nn.Module, prefix: str, first: dict[str, int], whole: int) -> Iterator[str]:
+    for key, child in model.named_children():
+        name = f"{prefix}{key}"
+        inside = isinstance(child, (nn.ModuleList, nn.ModuleDict))
+        if _size(child) == 0:
+            continue
+        holds_lists = any(isinstance(each, nn.ModuleList) for each in child.children())
+        if inside or (holds_lists and _size(child) > _MAIN_SHARE * whole):
+            yield from _units_below(child, f"{name}.", first, whole)
+        elif name in first:
+            yield name
+
+
+def folded(model: nn.Module, units: Sequence[str]) -> list[str]:
+    """The units as patterns: all elements of a list in a row are `list.*`."""
+    patterns: list[str] = []
+    for unit in units:
+        parent, _, _ = unit.rpartition(".")
+        owner = model.get_submodule(parent) if parent else model
+        elements = [f"{parent}.{key}" for key, _ in owner.named_children()]
+        complete = isinstance(owner, nn.ModuleList) and [each for each in units if each in elements] == elements
+        pattern = f"{parent}.*" if complete else unit
+        if not patterns or patterns[-1] != pattern:
+            patterns.append(pattern)
+    return patterns
+
+
+def called_often(model: nn.Module, called: Sequence[str]) -> dict[str, int]:
+    """Modules with parameters of their own that one forward pass calls more than once, and how often."""
+    counts = Counter(called)
+    own = {name for name, each in model.named_modules() if any(True for _ in each.parameters(recurse=False))}
+    return {name: count for name, count in counts.items() if count > 1 and name in own}
+
+
+def bad_cuts(model: nn.Module, units: Sequence[str], run: Callable[[], Tensor]) -> dict[str, str]:
+    """Units after which a pipeline must not cut, and why; `model` has gates afterwards.
+
+    Args:
+        run: the user's step on one batch, in evaluation mode; returns the loss.
+    """
+    wanted = run()
+    context = StageContext()
+    put_gates(model, units, set(), context)
+    last = len(units)
+    if not _trouble(context, list(range(last + 1)), run, wanted):
+        return {}
+    found = {units[cut - 1]: _trouble(context, [0, cut, last], run, wanted) for cut in range(1, last)}
+    return {unit: why for unit, why in found.items() if why}
+
+
+def _trouble(context: StageContext, bounds: list[int], run: Callable[[], Tensor], wanted: Tensor) -> str:
+    """What goes wrong when the model is played as these stages; empty where the loss is that of the whole model."""
+    received: Any = None
+    context.forget_checks()
+    for start, stop in pairwise(bounds):
+        try:
+            with context.play(StageNow(start, stop, stop == bounds[-1], received)):
+                loss = run()
+        except StageOutput as leaving:
+            received = leaving.value
+        except ModelError as error:
+            return str(error)
+        except Exception as error:  # whatever the user's code raises where units before it were skipped
+            return f"{type(error).__name__}: {error}"
+    same = torch.allclose(loss.detach().float(), wanted.detach().float(), rtol=1e-5, atol=1e-7)
+    return "" if same else f"the loss is {float(loss)}, not {float(wanted)}"
+
+
+def _size(module: nn.Module) -> int:
+    return sum(each.numel() for each in module.parameters())

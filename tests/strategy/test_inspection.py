@@ -1,0 +1,126 @@
+"""`hybrid inspect`: what it says of models of a user's own, and what it does not understand."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hybrid_strategy.cli import inspect as command
+from hybrid_strategy.reporting.console import make_console
+from hybrid_strategy.spec.parallel_plan import ParallelPlan
+from hybrid_strategy.strategy.inspection import Inspection, inspect
+from tests.contract import own_models
+from tests.support.ranks import run_ranks
+
+KINDS = [own_models.Transformer, own_models.ConvNet, own_models.Mixer, own_models.EncoderDecoder]
+
+
+class Module(pl.LightningModule):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.model(*batch).square().mean()
+        self.log("loss", loss)
+        return loss
+
+
+def _batch(kind: type[nn.Module]) -> list[Tensor]:
+    ids = torch.randint(0, own_models.VOCAB, (4, own_models.LENGTH), generator=torch.Generator().manual_seed(0))
+    if issubclass(kind, (own_models.ConvNet, own_models.Mixer)):
+        return [torch.randn(4, 3, own_models.PIXELS, own_models.PIXELS)]
+    return [ids, ids.flip(1)] if issubclass(kind, own_models.EncoderDecoder) else [ids]
+
+
+def _look(kind: type[nn.Module], plan: ParallelPlan | None = None) -> Inspection:
+    return inspect(Module(kind()), None, plan, _batch(kind))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_units_are_found_in_the_order_of_forward(kind: Any) -> None:
+    found = _look(kind)
+    assert tuple(found.units) == kind.plan.units
+    assert found.plan_from == "proposed"
+    assert found.not_understood == []
+    assert found.unused == []
+    assert found.outside == (["places"] if kind is own_models.Transformer else [])
+
+
+def test_a_given_plan_is_shown_and_checked() -> None:
+    found = _look(own_models.Transformer, own_models.Transformer.plan)
+    assert found.plan_from == "given"
+    assert found.rules["blocks.*.attention.out"] == "rowwise"
+    assert found.not_understood == []
+    wrong = ParallelPlan(units=("tokens", "blocks.*", "nrom", "head"), tensor={"blocks.*.attentoin": "replicate_input"})
+    assert [text.partition(" is ")[0] for text in _look(own_models.Transformer, wrong).not_understood][:2] == [
+        "tensor",
+        "parallel_plan.units",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "units"),
+    [(own_models.Careless, ["start", "decoder.0"]), (own_models.SkipOutside, ["body.0", "body.1", "body.2"])],
+)
+def test_a_value_that_goes_past_a_cut_is_named(kind: Any, units: list[str]) -> None:
+    found = _look(kind, kind.plan)
+    assert [text.split(" is not right")[0] for text in found.not_understood] == [f"a cut after {unit}" for unit in units]
+    assert "only the output of the unit before it crosses a cut" in found.not_understood[0]
+
+
+class Odd(nn.Module):
+    """Tied, frozen and unused parameters, a layer that is called twice, one that is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(own_models.VOCAB, 8)
+        self.shared = nn.Linear(8, 8)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.never = nn.Linear(8, 8)
+        self.head = nn.Linear(8, own_models.VOCAB, bias=False)
+        self.head.weight = self.embed.weight
+        self.layers[1].requires_grad_(False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.shared(self.embed(ids))
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.shared(x))
+
+
+def test_what_is_odd_is_said() -> None:
+    found = _look(Odd)
+    assert found.tied == [["embed.weight", "head.weight"]]
+    assert found.frozen == ["layers.1.weight", "layers.1.bias"]
+    assert found.unused == ["never.weight", "never.bias"]
+    assert "shared is called 2 times" in " ".join(found.not_understood)
+
+
+def test_the_answer_is_printed(capsys: Any) -> None:
+    command.show(_look(own_models.Transformer), make_console())
+    text = capsys.readouterr().out
+    assert "blocks.*.attention.query" in text
+    assert "units=('tokens', 'blocks.*', 'norm', 'head')" in text
+    assert "in no unit, so held by every pipeline stage: \n  places" in text
+
+
+def _printed(arguments: list[str]) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert command.run(arguments) == 0
+    return out.getvalue()
+
+
+def test_the_command_looks_at_a_model_of_the_configuration(tmp_path: Any) -> None:
+    arguments = ["model=llama_tiny", "strategy=tp2_pp2", f"paths.cache_dir={tmp_path}", "data.max_bytes=100000", "--json"]
+    found = json.loads(run_ranks(_printed, 1, arguments, process_group=False)[0])
+    assert found["units"] == ["embed_tokens", "layers.*", "norm", "lm_head"]
+    assert found["not_understood"] == []
+    assert found["was_run"]
