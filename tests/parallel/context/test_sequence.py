@@ -97,11 +97,12 @@ def questions_here() -> list[Any]:
         answers = [tuple(shell.shape), shell.size(1), shell.dtype, len(shell), shell.dim(), shell.float().dtype, repr(shell)]
         labels_fit = (shell.argmax(-1) == _LABELS).float()
         answers += [type(labels_fit).__name__, sum(counted.counts.values())]
+    answers.append(type(shell.to("meta")).__name__)  # on another device it is whole
     return answers
 
 
 def test_questions_need_no_collective() -> None:
     shape = (ROWS, LENGTH, WIDTH)
     text = "SplitSequence(shape=(3, 8, 5), dtype=torch.float64, 4 of 8 positions on this rank)"
-    wanted = [shape, LENGTH, torch.float64, ROWS, 3, torch.float32, text, "SplitSequence", 0]
+    wanted = [shape, LENGTH, torch.float64, ROWS, 3, torch.float32, text, "SplitSequence", 0, "Tensor"]
     assert run_ranks(questions_here, 2) == [wanted] * 2

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from hybrid_strategy.parallel.context._sequence_loss import LOSSES
@@ -82,6 +83,14 @@ def _over_last(func: Callable[..., Any], shell: SplitSequence, *args: Any, **kwa
     if func.__name__ == "linear":
         count = 1
     if not count or shell.cut_dim >= shell.dim() - count:
+        return NotImplemented
+    return shell.like(func(shell.local, *args, **kwargs))
+
+
+def _to(func: Callable[..., Any], shell: SplitSequence, *args: Any, **kwargs: Any) -> Any:
+    plain = not any(isinstance(each, Tensor) for each in (*args, *kwargs.values()))
+    probe = torch.empty(0, dtype=shell.dtype, device=shell.device)
+    if not plain or func(probe, *args, **kwargs).device != shell.device:  # the group's collectives run on this device
         return NotImplemented
     return shell.like(func(shell.local, *args, **kwargs))
 
@@ -189,7 +198,7 @@ def _register_hook(_: Callable[..., Any], shell: SplitSequence, hook: Callable[[
     return shell.local.register_hook(on_local)
 
 
-_CASTS = ("float", "double", "half", "bfloat16", "to", "type", "contiguous", "clone", "detach")
+_CASTS = ("float", "double", "half", "bfloat16", "contiguous", "clone", "detach")
 _MATHS = ("neg", "__neg__", "abs", "exp", "log", "sqrt", "rsqrt", "square", "pow", "__pow__", "clamp", "isnan", "isfinite")
 _CURVES = ("tanh", "sigmoid", "relu", "gelu", "silu", "softplus", "logical_not", "__invert__")
 _ENTRYWISE = frozenset((*_CASTS, *_MATHS, *_CURVES))
@@ -222,6 +231,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("linear", "layer_norm", "rms_norm"), _over_last),
     **dict.fromkeys(("matmul", "__matmul__"), _matmul),
     **dict.fromkeys(("split", "chunk"), _pieces),
+    "to": _to,
     "view": _reshape,
     "reshape": _reshape,
     "flatten": _flatten,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,6 +24,21 @@ def _changed(change: Change, name: str, value: Any) -> Any:
 
 
 @dataclass(frozen=True)
+class Arguments:
+    """What is known of the arguments of a unit.
+
+    Attributes:
+        names: of the arguments given by position.
+        declared: argument -> its sequence dimension; `None`: it passes whole.
+        learned: the same by (argument, number of dimensions), as seen in calls where rows and positions were not equally many.
+    """
+
+    names: tuple[str, ...]
+    declared: Mapping[str, int | None]
+    learned: dict[tuple[str, int], int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class UnitCall:
     """The call of a unit.
 
@@ -31,26 +46,18 @@ class UnitCall:
         region: the ranks.
         span: how its sequences lie over them.
         rows: samples of the call.
-        names: of the arguments given by position.
-        declared: argument -> its sequence dimension; `None`: it passes whole.
+        arguments: what is known of its arguments.
         first: the tensor whose dimensions are batch and sequence.
     """
 
     region: ContextRegion
     span: SequenceSpan
     rows: int
-    names: tuple[str, ...]
-    declared: Mapping[str, int | None]
+    arguments: Arguments
     first: Tensor
 
     @staticmethod
-    def of(
-        region: ContextRegion,
-        names: tuple[str, ...],
-        declared: Mapping[str, int | None],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> UnitCall | None:
+    def of(region: ContextRegion, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> UnitCall | None:
         """Reads a call; `None` where no tensor runs along a sequence.
 
         Raises:
@@ -63,7 +70,7 @@ class UnitCall:
         if isinstance(first, SplitSequence) and first.whole is None and first.cut_dim == 1:
             length = first.span.length
         region.check(length)
-        return UnitCall(region, SequenceSpan.of(region, length), first.shape[0], names, declared, first)
+        return UnitCall(region, SequenceSpan.of(region, length), first.shape[0], arguments, first)
 
     def parts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with this rank's part of what runs along the sequence."""
@@ -71,7 +78,8 @@ class UnitCall:
 
     def mapped(self, args: tuple[Any, ...], kwargs: dict[str, Any], change: Change) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with `change(name, tensor)` in place of every tensor."""
-        names = [self.names[index] if index < len(self.names) else "" for index in range(len(args))]
+        known = self.arguments.names
+        names = [known[index] if index < len(known) else "" for index in range(len(args))]
         given = tuple(_changed(change, name, value) for name, value in zip(names, args, strict=True))
         return given, {name: _changed(change, name, value) for name, value in kwargs.items()}
 
@@ -81,10 +89,19 @@ class UnitCall:
         Raises:
             ModelError: it could be one or another.
         """
-        if name in self.declared:
-            return self.declared[name]
+        if name in self.arguments.declared:
+            return self.arguments.declared[name]
         if tensor is self.first:
             return 1
+        key, learned = (name, tensor.dim()), self.arguments.learned
+        if self.rows == self.span.length and key in learned:
+            return learned[key]
+        dim = self._dim_by_shape(name, tensor)
+        if self.rows != self.span.length:
+            learned[key] = dim
+        return dim
+
+    def _dim_by_shape(self, name: str, tensor: Tensor) -> int | None:
         found, length, shape = set(), self.span.length, tensor.shape
         if tensor.dim() == 1 and shape[0] == length:
             found.add(0)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hybrid_strategy.errors import ModelError, message
-from hybrid_strategy.parallel.context.arguments import UnitCall
+from hybrid_strategy.parallel.context.arguments import Arguments, UnitCall
 from hybrid_strategy.parallel.context.attention import attend_to_whole, prepare_masks
 from hybrid_strategy.parallel.context.region import ContextRegion
 from hybrid_strategy.parallel.context.sequence import Part, SplitSequence
@@ -39,13 +39,13 @@ class UnitEntry:
     """
 
     def __init__(self, unit: nn.Module, name: str, region: ContextRegion, declared: Mapping[str, int | None]) -> None:
-        self.unit, self.name, self.kind, self.region, self.declared = unit, name, type(unit), region, declared
-        self._names = _positional_names(type(unit))
+        self.unit, self.name, self.kind, self.region = unit, name, type(unit), region
+        self._arguments = Arguments(_positional_names(type(unit)), declared)
         self._draws, self._tried = draws_random_numbers(unit), False
 
     def call(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call of the unit."""
-        call = None if self.region.trying else UnitCall.of(self.region, self._names, self.declared, args, kwargs)
+        call = None if self.region.trying else UnitCall.of(self.region, self._arguments, args, kwargs)
         if call is None:
             return run(*args, **kwargs)
         if not self._tried:
