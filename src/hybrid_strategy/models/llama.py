@@ -101,7 +101,7 @@ class Llama(nn.Module):
 
     def __init__(self, shape: ModelShape, rope_theta: float = 10000.0, norm_eps: float = 1e-5) -> None:
         super().__init__()
-        _decoder.check_shape(shape)
+        _decoder.check_shape(shape, "llama")
         self.shape, self.rope_theta = shape, rope_theta
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(shape, norm_eps) for _ in range(shape.num_layers))
