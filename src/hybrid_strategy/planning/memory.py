@@ -150,6 +150,8 @@ class LedgerMaker:
         at_once = 1.0 if stack.plain_sharding else 2.0  # counted of our own, estimated of others
         gradients = at_once * (scenario.shape.intermediate_size / split + at_once / 2 * scenario.shape.hidden_size)
         gradients *= scenario.tokens * scenario.numerics.compute_bytes
+        if stack.plain_sharding and split > 1:  # an input made whole for split products, and a partial sum of their outputs
+            gradients += self.width * (scenario.numerics.stream_bytes + scenario.numerics.compute_bytes)
         work = self.activations.whole - self.activations.kept + gradients
         formula = f"recomputed block and gradients of its MLP, {work:,.0f} B, beyond the loss, which is gone by then"
         yield LedgerLine("work of one block", "activations", max(0.0, work - logits), formula, "arXiv:2205.05198 section 5")
