@@ -13,6 +13,7 @@ from hybrid_strategy.config.plan import RunPlan
 from hybrid_strategy.config.settings import RunConfig, StrategySettings
 from hybrid_strategy.config.targets import TEXT_DATA, shape_of, text_data_arguments
 from hybrid_strategy.errors import ConfigError, message
+from hybrid_strategy.planning.learning_rate import warmup_steps
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -71,7 +72,11 @@ def build_module(config: RunConfig, planned: RunPlan) -> pl.LightningModule:
 
     peak = planned.plan.learning_rate
     optimizer = config.optimizer if peak is None else replace(config.optimizer, learning_rate=peak)
-    return LanguageModel(shape, optimizer, config.learning_rate, config.model.get("options"))
+    tokens = planned.plan.batch.global_batch_size * shape.sequence_length
+    warmed = config.learning_rate
+    if warmed.warmup_tokens:
+        warmed = replace(warmed, warmup_steps=warmup_steps(warmed, tokens), warmup_tokens=0)
+    return LanguageModel(shape, optimizer, warmed, config.model.get("options"))
 
 
 def build_data(config: RunConfig, planned: RunPlan) -> pl.LightningDataModule:

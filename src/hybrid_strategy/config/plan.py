@@ -98,7 +98,7 @@ def _batch(config: RunConfig, layout: Layout) -> tuple[BatchSpec, bool]:
     given: dict[str, Any] = {name: getattr(config.strategy, name) for name in ("num_microbatches", "micro_batch_size")}
     size = global_batch_size_of(config, layout.data_parallel_size)
     if size is None:
-        if config.learning_rate.scaling != "none":
+        if config.learning_rate.scaling not in ("none", "auto") or config.learning_rate.base_batch_size:
             rule, advice = "it needs the size of the batch", "Set data.batch_size, or learning_rate.scaling=none"
             raise ConfigError(message("learning_rate.scaling", config.learning_rate.scaling, rule, "", advice))
         default = MICROBATCHES_PER_RANK * layout.pipeline_parallel_size if layout.pipeline_parallel_size > 1 else 1

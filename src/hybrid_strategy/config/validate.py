@@ -111,6 +111,8 @@ def _check_at_least(config: RunConfig) -> None:
         ("cluster.num_nodes", config.cluster.num_nodes, 1),
         ("trainer.accumulate_grad_batches", config.trainer.accumulate_grad_batches, 1),
         ("trainer.max_steps", config.trainer.max_steps, -1),
+        ("learning_rate.warmup_tokens", config.learning_rate.warmup_tokens, 0),
+        ("learning_rate.base_batch_size", config.learning_rate.base_batch_size, 0),
         ("learning_rate.warmup_steps", config.learning_rate.warmup_steps, 0),
         ("optimizer.learning_rate", config.optimizer.learning_rate, 0),
         ("optimizer.weight_decay", config.optimizer.weight_decay, 0),

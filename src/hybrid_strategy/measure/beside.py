@@ -81,7 +81,7 @@ def _run_of(scenario: Scenario, precision: str, optimizer: OptimizerSpec, stage_
         batch=dict.fromkeys(("input_ids", "labels"), (rows, shape.sequence_length)),
         num_microbatches=scenario.batch.num_microbatches,
         context=context,
-        kind_of=kinds_of(shape, layout, kind is not None),
+        kind_of=kinds_of(shape, layout),
         stage_cuts=tuple(stage_cuts) if stage_cuts is not None else None,
     )
 

@@ -18,7 +18,6 @@ from hybrid_strategy.measure.fake import FakeTransport, Meter, Sent, fake_world
 from hybrid_strategy.parallel.ghosts import leave_out_ghosts
 from hybrid_strategy.parallel.stages import whole_model_shown
 from hybrid_strategy.parallelize import parallelize
-from hybrid_strategy.planning.parameters import decoder_units
 from hybrid_strategy.spec.layout import Layout
 from hybrid_strategy.spec.model_shape import ModelShape
 from hybrid_strategy.spec.shard import even_chunk
@@ -83,24 +82,13 @@ def dry_run(run: DryRun, rank: int) -> Counted:
         return _count(run, made, rank)
 
 
-def kinds_of(shape: ModelShape, layout: Layout, cast: bool) -> Callable[[Tensor], str]:
-    """Kind of a tensor that a step of a decoder makes: `logits`, `copies` (16-bit weights) or `activations`."""
+def kinds_of(shape: ModelShape, layout: Layout) -> Callable[[Tensor], str]:
+    """Kind of a tensor that a step of a decoder makes: `logits` or `activations`."""
     words = even_chunk(shape.vocab_size, layout.tensor_parallel_size, 0)[1]
-    matrices = {
-        tuple(
-            even_chunk(size, layout.tensor_parallel_size, 0)[1] if dim == each.split else size
-            for dim, size in enumerate(each.shape)
-        )
-        for unit in decoder_units(shape)
-        for each in unit.parameters.values()
-        if len(each.shape) == 2
-    }
-    matrices |= {tuple(reversed(each)) for each in matrices}
 
     def kind(tensor: Tensor) -> str:
-        if tensor.dim() > 1 and tensor.shape[-1] == words and tensor.shape[-2] != shape.hidden_size:
-            return "logits"
-        return "copies" if cast and tensor.dtype.itemsize == 2 and tuple(tensor.shape) in matrices else "activations"
+        is_logits = tensor.dim() > 1 and tensor.shape[-1] == words and tensor.shape[-2] != shape.hidden_size
+        return "logits" if is_logits else "activations"
 
     return kind
 
@@ -172,8 +160,9 @@ def _count(run: DryRun, made: _Made, rank: int) -> Counted:
     sharding.mark_changed()
     meter.sent.ignored = 4 * len(sharding.slots)
     with meter:
-        for each in whole:
+        for each in (*whole, *pieces):
             meter.note(each, "parameters")
+        for each in whole:
             if each.requires_grad:
                 each.register_post_accumulate_grad_hook(lambda p: meter.note(p.grad, "gradients"))
         for unit in getattr(sharding, "_units", ()):

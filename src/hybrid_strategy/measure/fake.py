@@ -86,8 +86,15 @@ class Meter(TorchDispatchMode):
             self.sent.add(self._axis_of(_group_name(args, kwargs)), _COLLECTIVES[name], size)
         for _, tensor in tensors_of(result):
             if tensor.untyped_storage()._cdata not in self._alive:
-                self.note(tensor, self._kind_of(tensor))
+                self.note(tensor, "copies" if self._is_cast(func, args) else self._kind_of(tensor))
         return result
+
+    def _is_cast(self, func: Any, args: Any) -> bool:
+        """Is it a parameter in another type, as autocast makes them?"""
+        if func is not torch.ops.aten._to_copy.default:
+            return False
+        kind, _ = self._alive.get(args[0].untyped_storage()._cdata, ("", 0))
+        return kind == "parameters"
 
     def note(self, tensor: Tensor, kind: str) -> None:
         """Counts the memory of a tensor as `kind` from now on, as long as it lives."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,13 +16,13 @@ INITIAL_STD = 0.02
 """GPT-2's and Llama's standard deviation of weights."""
 
 
-def check_shape(shape: ModelShape) -> None:
-    """Refuses sizes that the family cannot be built in.
+def check_shape(shape: ModelShape, family: str) -> None:
+    """Refuses sizes that `family` cannot be built in.
 
     Raises:
         ModelError: by the field of the shape.
     """
-    refusal = shape_refusal(shape)
+    refusal = shape_refusal(replace(shape, family=family))
     if refusal is not None:
         raise ModelError(message(f"model.shape.{refusal[0]}", *refusal[1:]))
 

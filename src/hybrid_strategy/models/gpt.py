@@ -100,7 +100,7 @@ class GPT(nn.Module):
 
     def __init__(self, shape: ModelShape, dropout: float = 0.0, norm_eps: float = 1e-5) -> None:
         super().__init__()
-        _decoder.check_shape(shape)
+        _decoder.check_shape(shape, "gpt")
         self.shape, self.options = shape, {"dropout": dropout, "norm_eps": norm_eps}
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.embed_positions = LearnedPositions(shape, dropout)

@@ -102,7 +102,7 @@ class Llama(nn.Module):
 
     def __init__(self, shape: ModelShape, rope_theta: float = 10000.0, norm_eps: float = 1e-5) -> None:
         super().__init__()
-        _decoder.check_shape(shape)
+        _decoder.check_shape(shape, "llama")
         self.shape, self.rope_theta = shape, rope_theta
         self.options = {"rope_theta": rope_theta, "norm_eps": norm_eps}
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)

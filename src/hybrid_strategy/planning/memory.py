@@ -23,9 +23,9 @@ BUCKET_BYTES = 32 * 2**20
 """One message of the gradient reduction (`distributed.coalesced`); one is filled while another travels."""
 
 
-OWN_LOGITS_BYTES = {(4.0, 4.0): (12.0, 8.0), (2.0, 4.0): (12.0, 10.0), (2.0, 2.0): (8.0, 14.0)}
-"""Bytes held per element of the logits by this package's own engine, the vocabulary whole or split, in fp32, under autocast and
-in 16 bit: counted (`hybrid plan --dry-run`)."""
+OWN_LOGITS_BYTES = {(4.0, 4.0): (12.0, 8.0), (2.0, 4.0): (12.0, 10.0), (2.0, 2.0): (6.0, 10.0)}
+"""Bytes held per element of the logits by this package's engine, the vocabulary whole or split, in fp32, under autocast and in
+16 bit: counted (`hybrid plan --dry-run`)."""
 
 
 @dataclass(frozen=True)
@@ -115,11 +115,6 @@ class LedgerMaker:
         times = self.in_flight(rank) / stages if scenario.layout.activation_checkpoint == "none" else 1.0
         formula = f"{each:g} B x {count:,.0f} parameters of products x {times:g} micro-batches"
         yield LedgerLine("casts for products", "copies", each * count * times, formula, "torch.autocast, a cast a forward pass")
-        if scenario.layout.activation_checkpoint == "none":
-            shape = scenario.shape
-            largest_matrix = max(head, shape.hidden_size * shape.intermediate_size / scenario.layout.tensor_parallel_size)
-            formula = f"{each:g} B x {largest_matrix:,.0f} weights"
-            yield LedgerLine("gradient of a cast", "copies", each * largest_matrix, formula, "torch.autocast")
 
     def _activations(self, rank: int) -> Iterator[LedgerLine]:
         """Held from the forward to the backward pass, as often as micro-batches are in flight."""
@@ -140,23 +135,23 @@ class LedgerMaker:
             formula = f"{wide:g} B x T h x {in_flight} in flight"
             yield LedgerLine("stage outputs", "activations", width * wide / split * in_flight, formula, source)
         if self._has_head(rank):
-            held = 2 * width * wide / split
-            yield LedgerLine("final norm and head input", "activations", held, "4 B x T h", "arXiv:2205.05198 section 4.3")
+            each = 8.0 + scenario.numerics.compute_bytes if scenario.stack.plain_sharding else 2 * wide
+            source = "arXiv:2205.05198 section 4.3"
+            yield LedgerLine("final norm and head input", "activations", each * width / split, f"{each:g} B x T h", source)
 
     def _passing(self, rank: int) -> Iterator[LedgerLine]:
         """What comes and goes: the loss at the end of the forward pass, one block's work in the backward pass."""
-        scenario, stack, logits = self.scenario, self.scenario.stack, 0.0
+        scenario, stack, logits = self.scenario, self.scenario.stack, self._logits(rank)
         split = scenario.layout.tensor_parallel_size
-        if self._has_head(rank):
+        if logits:
             columns = scenario.shape.vocab_size / split
-            each = stack.logits_bytes + (stack.split_logits_bytes if split > 1 else 0.0)
-            if stack.plain_sharding:
-                each = OWN_LOGITS_BYTES[scenario.numerics.compute_bytes, scenario.numerics.stream_bytes][split > 1]
-            logits = each * scenario.tokens * columns
-            formula = f"{each:g} B x {scenario.tokens:,.0f} tokens x {columns:,.0f} words"
+            formula = f"{logits / scenario.tokens / columns:g} B x {scenario.tokens:,.0f} tokens x {columns:,.0f} words"
             yield LedgerLine("logits and loss", "logits", logits, formula, _MEASURED)
-        gradients = 2 * scenario.shape.intermediate_size / split + 2 * scenario.shape.hidden_size
+        at_once = 1.0 if stack.plain_sharding else 2.0  # counted of our own, estimated of others
+        gradients = at_once * (scenario.shape.intermediate_size / split + at_once / 2 * scenario.shape.hidden_size)
         gradients *= scenario.tokens * scenario.numerics.compute_bytes
+        if stack.plain_sharding and split > 1:  # an input made whole for split products, and a partial sum of their outputs
+            gradients += self.width * (scenario.numerics.stream_bytes + scenario.numerics.compute_bytes)
         work = self.activations.whole - self.activations.kept + gradients
         formula = f"recomputed block and gradients of its MLP, {work:,.0f} B, beyond the loss, which is gone by then"
         yield LedgerLine("work of one block", "activations", max(0.0, work - logits), formula, "arXiv:2205.05198 section 5")
@@ -201,9 +196,19 @@ class LedgerMaker:
             f"{numerics.gradient_bytes:g} B {formula}",
             source,
         )
-        yield LedgerLine(
-            "packed unit", "buffers", 2 * unit * numerics.gather_bytes, f"2 x {numerics.gather_bytes:g} B {formula}", source
-        )
+        packed = max(0.0, 2 * unit * numerics.gather_bytes - self._logits(rank))
+        formula = f"2 x {numerics.gather_bytes:g} B {formula}, beyond the loss"
+        yield LedgerLine("packed unit", "buffers", packed, formula, source)
+
+    def _logits(self, rank: int) -> float:
+        """Bytes of the logits and of what the loss makes of them, on the rank that has them."""
+        scenario, stack, split = self.scenario, self.scenario.stack, self.scenario.layout.tensor_parallel_size
+        if not self._has_head(rank):
+            return 0.0
+        each = stack.logits_bytes + (stack.split_logits_bytes if split > 1 else 0.0)
+        if stack.plain_sharding:
+            each = OWN_LOGITS_BYTES[scenario.numerics.compute_bytes, scenario.numerics.stream_bytes][split > 1]
+        return each * scenario.tokens * scenario.shape.vocab_size / split
 
     def _has_head(self, rank: int) -> bool:
         return self.scenario.layout.num_stages - 1 in self.scenario.stages_of_rank[rank]

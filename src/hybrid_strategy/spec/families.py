@@ -12,7 +12,7 @@ _WANTED: Mapping[str, Mapping[str, bool]] = {
 }
 """Family -> fields of the shape that can have one value only."""
 
-_WORDS = {"bias": "biases", "learned_positions": "learned positions", "gated_mlp": "a gated MLP"}
+_WORDS = {"bias": "biases", "learned_positions": "learned positions", "gated_mlp": "gated MLP"}
 _SIZES = ("hidden_size", "num_layers", "num_attention_heads", "intermediate_size", "vocab_size", "sequence_length")
 
 Refusal = tuple[str, object, str, str, str]
