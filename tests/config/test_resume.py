@@ -14,16 +14,15 @@ from hybrid_strategy.config.resume import find_checkpoint
 from hybrid_strategy.config.settings import PathSettings, RunConfig
 from hybrid_strategy.errors import ConfigError
 
-DIGEST = {"num_bytes": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}
 
-
-def _checkpoint(run: Path, name: str, age_seconds: int) -> Path:
+def _checkpoint(run: Path, name: str, age_seconds: int, meta: str = "{}") -> Path:
     folder = run / "checkpoints" / name
     folder.mkdir(parents=True)
-    (folder / "meta.json").write_text("{}")
-    body = {"format_version": 1, "created_seconds": 1_700_000_000.0 - age_seconds, "files": {"meta.json": DIGEST}}
-    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-    (folder / "manifest.json").write_text(json.dumps({**body, "sha256": digest}))
+    (folder / "meta.json").write_text(meta)
+    digest = {"num_bytes": len(meta), "sha256": hashlib.sha256(meta.encode()).hexdigest()}
+    body = {"format_version": 1, "created_seconds": 1_700_000_000.0 - age_seconds, "files": {"meta.json": digest}}
+    own = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps({**body, "sha256": own}))
     return folder
 
 
@@ -60,6 +59,14 @@ def test_what_is_not_finished_is_not_resumed(tmp_path: Path):
     _checkpoint(run, "step000020.ckpt.partial-abc", 0)
     with pytest.raises(ConfigError, match=r"resume is .* it holds no finished checkpoint"):
         _find(tmp_path, str(run))
+
+
+def test_auto_passes_over_what_holds_weights_only(tmp_path: Path):
+    good = _checkpoint(tmp_path / "mine" / "run", "step000010.ckpt", 50)
+    _checkpoint(tmp_path / "mine" / "run", "weights.ckpt", 10, '{"meta": {"weights_only": true}}')
+    found = _search(tmp_path, "auto")
+    assert found.path == good
+    assert found.skipped == (("weights.ckpt", "it holds weights only, so training cannot go on from it"),)
 
 
 def test_a_single_file_is_refused_and_what_to_do_with_it_said(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,8 +46,12 @@ def committed(*folders: Path) -> list[Path]:
     return sorted(found, key=lambda each: (_created_seconds(each), each.name), reverse=True)
 
 
-def search(*folders: Path, digests: bool = True) -> Found:
-    """The newest checkpoint in `folders` that verifies; looked for by this process alone."""
+def search(*folders: Path, digests: bool = True, for_training: bool = False) -> Found:
+    """The newest checkpoint in `folders` that verifies; looked for by this process alone.
+
+    Args:
+        for_training: pass over those that hold weights only.
+    """
     skipped = [(each.name, "it was never finished") for folder in folders for each in unfinished(folder)]
     skipped += [(each.name, f"it has no {MANIFEST_FILE}") for folder in folders for each in _without_manifest(folder)]
     for each in committed(*folders):
@@ -54,8 +59,10 @@ def search(*folders: Path, digests: bool = True) -> Found:
             verify_checkpoint(each, digests)
         except CheckpointError as error:
             skipped.append((each.name, str(error)))
-        else:
+            continue
+        if not (for_training and _holds_weights_only(each)):
             return Found(each, tuple(skipped))
+        skipped.append((each.name, "it holds weights only, so training cannot go on from it"))
     return Found(None, tuple(skipped))
 
 
@@ -68,6 +75,13 @@ def instead_of(path: Path) -> str:
         found = search(path.parent)
         return f" The newest good checkpoint beside it is {found.path}." if found.path else " No good one lies beside it."
     return ""
+
+
+def _holds_weights_only(path: Path) -> bool:
+    try:
+        return bool(json.loads((path / META_FILE).read_text())["meta"].get("weights_only"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def _claims(path: Path) -> bool:

@@ -23,8 +23,10 @@ def find_checkpoint(config: RunConfig) -> Found:
         return Found(None)
     if config.resume == "auto":
         runs = _folders(Path(name_folder(config.paths.output_dir, config.name)))
-        return search(*(place for run in runs for place in _places(run)))
-    found = good_checkpoint(Path(config.resume).expanduser(), "resume", "Set a run folder, a checkpoint or auto")
+        return search(*(place for run in runs for place in _places(run)), for_training=True)
+    found = good_checkpoint(
+        Path(config.resume).expanduser(), "resume", "Set a run folder, a checkpoint or auto", for_training=True
+    )
     if found.path is not None and found.path.is_file():
         rule = "training cannot go on from a single file, whose optimizer states have numbers and no names"
         advice = "Set strategy.initial_weights to it to begin with its weights"
@@ -32,12 +34,13 @@ def find_checkpoint(config: RunConfig) -> Found:
     return found
 
 
-def good_checkpoint(given: Path, key: str, advice: str = "Set a run folder or a checkpoint") -> Found:
+def good_checkpoint(given: Path, key: str, advice: str = "Set a run folder or a checkpoint", for_training: bool = False) -> Found:
     """What is meant by the path of a checkpoint, or of a run folder or folder of checkpoints: the newest good one there.
 
     Args:
         given: a checkpoint that is named itself is verified by who loads it, not here.
-        key: for the error's text.
+        key, advice: for the error's text.
+        for_training: pass over those that hold weights only.
 
     Raises:
         ConfigError: the path does not exist, or holds no checkpoint that can be trusted.
@@ -47,7 +50,7 @@ def good_checkpoint(given: Path, key: str, advice: str = "Set a run folder or a 
         raise ConfigError(message(key, str(given), "there is no such path", "", advice))
     if path.is_file() or (path / MANIFEST_FILE).is_file():
         return Found(path.resolve())
-    found = search(*_places(path))
+    found = search(*_places(path), for_training=for_training)
     if found.path is None:
         reasons = "; ".join(f"{name}: {why}" for name, why in found.skipped)
         raise ConfigError(message(key, str(given), "it holds no finished checkpoint", reasons, advice))
@@ -55,8 +58,8 @@ def good_checkpoint(given: Path, key: str, advice: str = "Set a run folder or a 
 
 
 def newest_good(folder: Path) -> Path | None:
-    """The newest checkpoint of a run folder that verifies; None where there is none."""
-    return search(*_places(folder)).path
+    """The newest checkpoint of a run folder that verifies and that training can go on from; None where there is none."""
+    return search(*_places(folder), for_training=True).path
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
