@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 from hybrid_strategy.distributed.groups import Groups
+from hybrid_strategy.parallel.frozen import ThawWatch
 from hybrid_strategy.parallel.player import Player
 from hybrid_strategy.parallel.stages import StageNow, StageOutput
 from hybrid_strategy.parallel.transport import Transport
@@ -23,7 +25,7 @@ from hybrid_strategy.spec.table import ScheduleTable
 from hybrid_strategy.strategy.batch_cutting import BatchCutter
 from hybrid_strategy.strategy.outputs import combine_outputs, read_loss, token_count
 from hybrid_strategy.strategy.routed_log import LogRouter
-from hybrid_strategy.strategy.step_call import Play, StepCall
+from hybrid_strategy.strategy.step_call import Play, PlayedAgain, StepCall
 from hybrid_strategy.strategy.whereabouts import Whereabouts
 
 _TOKENS_PER_ROW = 1024.0
@@ -60,11 +62,13 @@ class StepEngine:
         self.whereabouts = Whereabouts(groups)
         transport = Transport(groups, device) if pipelined else None
         self.player = Player(self._rank, transport, self.whereabouts.at)
+        self._thaw_watch = ThawWatch(groups, transport.forget) if transport is not None else None
         self.router = LogRouter(module, groups, device, self.last_stage_rank)
         self._cutter = BatchCutter(microbatches_of, batch_dims)
         self._tables: dict[tuple[int, bool], ScheduleTable] = {}
         self._last_stage = layout.num_stages - 1
         self._play: Play | None = None
+        self._last_call: StepCall | None = None
         self._last_batch: tuple[Any, float] = (None, 0.0)
         self._correction = 1.0
         self.last_loss: Tensor | None = None
@@ -91,12 +95,14 @@ class StepEngine:
         """Routes what `trainer` logs from now on, and watches that no step takes longer than a collective may."""
         self.router.attach(trainer, self.rows_of, self.whereabouts)
         self.whereabouts.start_watch(timeout)
+        if self._thaw_watch is not None:
+            self._thaw_watch.restart()
 
     def release(self) -> None:
         """Gives the module back: nothing of it is watched any more."""
         self.router.metrics.release()
         self.whereabouts.stop_watch()
-        self._last_batch = (None, 0.0)
+        self._last_call, self._last_batch = None, (None, 0.0)
 
     def rows_of(self, batch: Any) -> float:
         """Samples of a batch that count on this rank."""
@@ -113,6 +119,10 @@ class StepEngine:
         """
         cut = self._cut(call)
         play = Play(call, cut, self._run_rows(call, cut), loss_scale)
+        self._last_call = call
+        if self._thaw_watch is not None:
+            held = [self.made.sharding.optimizer_parameter(slot) for slot in self.made.slots]
+            self._thaw_watch.before_step([each.requires_grad for each in held])
         self._run(play, train=True)
         self.made.sharding.take()
         return self._finish_training(play)
@@ -148,11 +158,29 @@ class StepEngine:
         """Adds the gradients of the last `train` to the accumulation window; `gradient_scale` is what autograd asks for."""
         self.made.sharding.hand_over(gradient_scale * self._correction)
 
+    def micro_batch(self) -> int:
+        """The micro-batch whose forward pass runs now."""
+        return self._now.micro_batch
+
+    def forward_again(self) -> PlayedAgain:
+        """Plays the forward passes of the last training step once more, logging and counting nothing; a collective call."""
+        if self._last_call is None:
+            return PlayedAgain()
+        call = replace(self._last_call, kind="validate")
+        cut = self._cut(call)
+        play = Play(call, Cut(cut.micro_batches, [0] * len(cut.rows)), 1.0, 1.0)
+        with torch.no_grad():
+            self._run(play, train=False)
+        self.router.recorder.take()
+        rows = [tuple(range(end - count, end)) for end, count in zip(accumulate(cut.rows), cut.rows, strict=True)]
+        return PlayedAgain(cut.micro_batches, rows, play.outputs)
+
     # ------------------------------------------------------------------------------------------------ StageRunner
 
     def forward(self, stage: int, micro_batch: int, received: Any) -> Any:
         """Runs the user's step on one micro-batch, as far as `stage` goes."""
         play = self._now
+        play.micro_batch = micro_batch
         start, stop = self.made.bounds[stage], self.made.bounds[stage + 1]
         now = StageNow(start, stop, stage == self._last_stage, received)
         counts = play.cut.rows[micro_batch] > 0
