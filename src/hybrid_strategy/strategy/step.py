@@ -60,9 +60,9 @@ class StepEngine:
         pipelined = layout.pipeline_parallel_size > 1
         self.last_stage_rank = self._schedule.stage_ranks(layout.pipeline_parallel_size, layout.stages_per_rank)[-1]
         self.whereabouts = Whereabouts(groups)
-        transport = Transport(groups, device) if pipelined else None
-        self.player = Player(self._rank, transport, self.whereabouts.at)
-        self._thaw_watch = ThawWatch(groups, transport.forget) if transport is not None else None
+        self._transport = Transport(groups, device) if pipelined else None
+        self.player = Player(self._rank, self._transport, self.whereabouts.at)
+        self._thaw_watch = ThawWatch(groups, self._transport.forget) if self._transport is not None else None
         self.router = LogRouter(module, groups, device, self.last_stage_rank)
         self._cutter = BatchCutter(microbatches_of, batch_dims)
         self._tables: dict[tuple[int, bool], ScheduleTable] = {}
@@ -246,6 +246,9 @@ class StepEngine:
         self._play = play
         self.router.metrics.begin()
         signatures = [_signature(each) for each in play.cut.micro_batches]
+        if self._transport is not None and not all(signatures):
+            self._transport.forget()  # a batch that shows no tensors: nothing tells its shapes from those of others
+            signatures = [each or (index,) for index, each in enumerate(signatures)]
         self.made.sharding.begin()
         try:
             self.player.play(self.table(len(play.cut.rows), train), self, signatures)
@@ -302,5 +305,6 @@ class StepEngine:
         return combine_outputs([play.outputs[each] for each in order], [rows[each] for each in order]) if order else None
 
 
-def _signature(micro_batch: Any) -> Hashable:
+def _signature(micro_batch: Any) -> tuple[Hashable, ...]:
+    """Tells the shapes of a micro-batch from those of others; empty where it shows no tensors."""
     return tuple((path, tuple(tensor.shape), tensor.dtype) for path, tensor in tensors_of(micro_batch))
