@@ -13,6 +13,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._dynamo import OptimizedModule
 from torch.distributed.tensor import DTensor
 
 from hybrid_strategy.distributed.groups import Groups
@@ -27,9 +28,10 @@ from hybrid_strategy.parallel.sharding._base import Sharding
 from hybrid_strategy.parallel.stages import StageContext, cut_model, find_units, put_gates, tied_places
 from hybrid_strategy.parallel.tensor.apply import TensorShard, apply_tensor_parallel
 from hybrid_strategy.parallel.tensor.check import assign_styles
-from hybrid_strategy.planning.balance import cut_units, parameter_costs
-from hybrid_strategy.planning.layouts import find_schedule
+from hybrid_strategy.planning.balance import cut_units, layer_like, parameter_costs
+from hybrid_strategy.planning.layouts import check_layout, find_schedule
 from hybrid_strategy.registry import find
+from hybrid_strategy.spec.layout import Layout
 from hybrid_strategy.spec.parallel_plan import ParallelPlan, matches
 
 
@@ -87,6 +89,7 @@ def parallelize(
     root = module.get_submodule(target) if target else module
     shapes = {name: tuple(each.shape) for name, each in module.named_parameters()}
     refuse_own_parallelism(module)
+    refuse_compiled(module, groups.layout)
     prefix = f"{target}." if target else ""
     agree_on_values(module)
     initialiser = Initialiser(root, seed)
@@ -144,6 +147,22 @@ def refuse_own_parallelism(module: nn.Module) -> None:
             raise ModelError(message("module", name, rule, f"its placements are {parameter.placements}", advice))
 
 
+def refuse_compiled(module: nn.Module, layout: Layout) -> None:
+    """Refuses compiled modules where their calls are changed afterwards: compiled code would go past the change.
+
+    Raises:
+        ModelError: a module was given to `torch.compile`, and layers are cut, sliced or gathered.
+    """
+    gathers = layout.sharding == "zero3" and layout.shard_size > 1
+    if layout.pipeline_parallel_size == 1 and layout.tensor_parallel_size == 1 and not gathers:
+        return
+    for name, each in module.named_modules():
+        if isinstance(each, OptimizedModule) or each._compiled_call_impl is not None:
+            rule = "compiled code would not see that its layers are cut, sliced or gathered"
+            numbers, advice = f"The layout is {layout.name}", "Leave torch.compile out, or use ddp, zero1 or zero2 alone"
+            raise ModelError(message("torch.compile", name or type(module).__name__, rule, numbers, advice))
+
+
 def agree_on_values(module: nn.Module) -> None:
     """Gives every rank rank 0's values where ranks differ: a module built without a seed is a different one on each rank."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
@@ -180,6 +199,8 @@ def _stages(
     modules = [root.get_submodule(name) for name in units]
     counts = [sum(each.numel() for each in module.parameters()) for module in modules]
     costs = parameter_costs(counts, [isinstance(module, nn.Embedding) for module in modules])
+    if stage_cuts is None:
+        check_layout(layout, num_units=sum(layer_like(units)))
     stages = cut_units(units, layout.num_stages, costs, stage_cuts)
     bounds = [0]
     for stage in stages:

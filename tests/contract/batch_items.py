@@ -69,8 +69,15 @@ KINDS = {
     "encoding": Kind(_encoding, lambda b: (b["input_ids"], b["labels"])),
     "extras": Kind(_with_extras, lambda b: _checked_extras(b)),
     "transposed": Kind(lambda i, t: {"ids": i.T, "labels": t.T}, lambda b: (b["ids"].T, b["labels"].T)),
+    "texts": Kind(lambda i, t: [" ".join(map(str, each.tolist())) for each in torch.cat([i, t], 1)], lambda b: _numbers(b)),
     "opaque": Kind(Opaque, lambda b: (b.ids, b.labels)),
 }
+
+
+def _numbers(texts: list[str]) -> tuple[Tensor, Tensor]:
+    """A step that tokenises its texts itself."""
+    found = torch.tensor([[int(word) for word in text.split()] for text in texts])
+    return found[:, :LENGTH], found[:, LENGTH:]
 
 
 def _checked_extras(batch: dict[str, Any]) -> tuple[Tensor, Tensor]:

@@ -24,9 +24,11 @@ from torch import Tensor
 from tests.contract.items import Item
 from tests.contract.layouts import LAYOUTS, ContractLayout
 from tests.contract.logging_items import Memory
-from tests.contract.models import LossRecorder, Module, loader, make_trainer
+from tests.contract.models import VOCAB, LossRecorder, Module, loader, make_trainer, row_losses
 
 SPLIT = [name for name, layout in LAYOUTS.items() if layout.sharded or layout.tensor_parallel or layout.pipelined]
+
+CHANGED = [name for name in SPLIT if name != "dp2_zero1"]
 
 HOOKS = [name for name in dir(pl.Callback) if name.startswith("on_") and name not in ("on_exception",)]
 MODULE_HOOKS = [name for name in dir(pl.LightningModule) if name.startswith("on_") and hasattr(pl.LightningModule, name)]
@@ -58,6 +60,78 @@ def order(layout: ContractLayout, folder: str) -> Any:
     for run in (trainer.validate, trainer.test, trainer.predict):
         run(module, loader(layout, 9, seed=2), **({} if run == trainer.predict else {"verbose": False}))
     return {"seen": seen}
+
+
+class Overriding(Module):
+    """A module that has taken over what Lightning lets it take over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return {**batch, "ids": (batch["ids"] + 1) % VOCAB}
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return {**batch, "weights": 1.0 + batch["row"] % 3}
+
+    def loss(self, batch: Any) -> Tensor:
+        return (row_losses(self.model(batch["ids"]), batch["labels"]) * batch["weights"]).mean()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val", self.loss(batch))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.9)
+        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5), "interval": "step"}]
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        self.seen.append(("backward", float(loss)))
+        loss.backward(*args, **kwargs)
+
+    def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
+        self.clip_gradients(optimizer, 0.5 / (1 + self.global_step), "norm" if self.global_step % 2 else "value")
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, closure: Any) -> None:
+        optimizer.step(closure=closure)
+        self.seen.append(("step", epoch, batch_idx, optimizer.param_groups[0]["lr"]))
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        self.seen.append(("zero", epoch, batch_idx))
+        optimizer.zero_grad(set_to_none=False)
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        self.seen.append(("scheduler", metric))
+        scheduler.step()
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> Any:
+        return -1 if self.current_epoch == 1 and batch_idx == 1 else None
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        last = self.trainer.is_last_batch
+        if self.current_epoch == 2 and self.trainer.global_rank == self.trainer.world_size - 1 and not last:
+            self.trainer.should_stop = True
+
+
+def overridden(layout: ContractLayout, folder: str) -> Any:
+    """The module's own versions of Lightning's steps; one rank asks to stop in the third epoch."""
+    module, losses = Overriding(), LossRecorder()
+    trainer = make_trainer(layout, max_epochs=5, callbacks=[losses])
+    trainer.fit(module, loader(layout, 24), loader(layout, 9, seed=2))
+    numbers = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    return {"seen": module.seen, "losses": losses.losses, "end": (trainer.current_epoch, trainer.global_step), "numbers": numbers}
+
+
+class Compiled(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model.compile(backend="aot_eager")
+
+
+def compiled(layout: ContractLayout, folder: str) -> Any:
+    losses = LossRecorder()
+    make_trainer(layout, max_epochs=2, callbacks=[losses]).fit(Compiled(), loader(layout, 24))
+    return {"losses": losses.losses}
 
 
 class GradientsSeen(pl.Callback):
@@ -202,6 +276,8 @@ def stochastic(layout: ContractLayout, folder: str) -> Any:
 ITEMS = [
     Item("order_of_hooks", 3, order),
     Item("gradients_in_hooks", 3, gradients),
+    Item("overridden_steps", 3, overridden),
+    Item("compiled_by_the_user", 7, compiled, refused=dict.fromkeys(CHANGED, "torch.compile is")),
     Item("checkpoint_files", 3, files),
     Item("usual_callbacks", 3, callbacks),
     Item("model_summary", 3, summary),

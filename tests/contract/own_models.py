@@ -65,7 +65,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(VOCAB, WIDTH)
         self.places = nn.Parameter(torch.randn(LENGTH, WIDTH) * 0.1)
-        self.blocks = nn.ModuleList(EncoderLayer() for _ in range(3))
+        self.blocks = nn.ModuleList(EncoderLayer() for _ in range(4))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCAB)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class ConvNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, WIDTH, 3, padding=1)
-        self.body = nn.ModuleList(ConvLayer() for _ in range(3))
+        self.body = nn.ModuleList(ConvLayer() for _ in range(4))
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ class Mixer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, WIDTH, 2, stride=2)
-        self.layers = nn.ModuleList(MixerLayer() for _ in range(3))
+        self.layers = nn.ModuleList(MixerLayer() for _ in range(4))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from tests.contract.items import Item, compare_item
 from tests.contract.layouts import LAYOUTS, ContractLayout
 from tests.contract.models import HIDDEN, Module, loader, make_trainer
 
-PIPELINED = [name for name in ("pp2_1f1b", "dp2_pp2")]
+PIPELINED = ("pp2_1f1b", "dp2_pp2")
 
 
 class Adversarial(Module):

@@ -1,7 +1,7 @@
 """B21, kind of fault: an average of the weights is wrong, or hangs, where each rank has a piece of them.
 
-Pieces of any size are averaged as one process averages whole weights; validation with the average does not change training by a bit;
-the average is saved and loads into another layout.
+Pieces of any size are averaged as one process averages whole weights; validation with the average does not change training by a
+bit; the average is saved and loads into another layout.
 """
 
 from __future__ import annotations

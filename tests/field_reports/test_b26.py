@@ -1,7 +1,7 @@
 """B26, kind of fault: what was evaluated first decides what can be trained later.
 
-Sanity check, validation, test and prediction before, between and after training, in any order and with any schedule, leave weights,
-numbers and later steps as they would be without.
+Sanity check, validation, test and prediction before, between and after training, in any order and with any schedule, leave
+weights, numbers and later steps as they would be without.
 """
 
 from __future__ import annotations

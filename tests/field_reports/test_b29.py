@@ -1,7 +1,7 @@
 """B29, kind of fault: ranks that do not know the monitored value decide otherwise than those that do, or wait for them.
 
-A value that exists on the last stage, or that one rank alone logs, is the same number on every rank, so every rank stops, saves and
-lowers the rate at the same time.
+A value that exists on the last stage, or that one rank alone logs, is the same number on every rank, so every rank stops, saves
+and lowers the rate at the same time.
 """
 
 from __future__ import annotations

@@ -101,8 +101,9 @@ def test_an_exception_ends_all_ranks_with_its_traceback(case: tuple[str, str, in
     found = endings[case]
     assert f"planted in {'the dataset' if hook == 'dataset' else hook}" in found[rank].traceback
     other = found[1 - rank]
-    assert other.traceback, "the other rank went on, or had to be killed"
-    assert "planted" not in other.traceback
+    if hook != "on_train_end":  # after the last collective: the other rank has done its work
+        assert other.traceback, "the other rank went on, or had to be killed"
+    assert "planted" not in (other.traceback or "")
     assert other.seconds - found[rank].seconds < 2.0
 
 

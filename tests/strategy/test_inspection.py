@@ -68,7 +68,7 @@ def test_a_given_plan_is_shown_and_checked() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "units"),
-    [(own_models.Careless, ["start", "decoder.0"]), (own_models.SkipOutside, ["body.0", "body.1", "body.2"])],
+    [(own_models.Careless, ["start", "decoder.0"]), (own_models.SkipOutside, ["body.0", "body.1", "body.2", "body.3"])],
 )
 def test_a_value_that_goes_past_a_cut_is_named(kind: Any, units: list[str]) -> None:
     found = _look(kind, kind.plan)

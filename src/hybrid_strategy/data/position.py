@@ -64,6 +64,10 @@ class MeshPosition(ABC):
     def global_rows_of(self, batch_index: int) -> int | None:
         """How many rows all data-parallel ranks together have at that step; None: unknown here, to be summed over the ranks."""
 
+    def samples_of(self, batch_index: int) -> list[Any] | None:
+        """The indices in the dataset of this rank's rows of that batch; `None` where only the dataset knows them."""
+        return None
+
     @abstractmethod
     def consumed_after(self, batches_done: int) -> int:
         """Samples of this epoch that the whole run has consumed once the batches before `batches_done` are finished."""

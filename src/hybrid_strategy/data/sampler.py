@@ -71,11 +71,16 @@ class MeshBatchSampler(MeshPosition, Sampler[list[Any]]):
         return self._batches(self._order.indices(self.epoch), self.first_sample, blocks)
 
     def _batches(self, order: Indices, first_sample: int, blocks: int) -> Iterator[list[Any]]:
-        for block in range(blocks):
-            start = first_sample + block * self.block_size
-            rows = min(self.block_size, len(order) - start)
-            offset, size = share_of(rows, self.data_parallel_size, self.data_parallel_rank)
-            yield as_list(order[start + offset : start + offset + size] if size else order[start : start + 1])
+        return (self._batch(order, first_sample + block * self.block_size) for block in range(blocks))
+
+    def _batch(self, order: Indices, start: int) -> list[Any]:
+        rows = min(self.block_size, len(order) - start)
+        offset, size = share_of(rows, self.data_parallel_size, self.data_parallel_rank)
+        return as_list(order[start + offset : start + offset + size] if size else order[start : start + 1])
+
+    def samples_of(self, batch_index: int) -> list[Any] | None:
+        start = self.first_sample + (batch_index - self.first_batch) * self.block_size
+        return self._batch(self._order.indices(self.epoch), start) if start < self._order.size(self.epoch) else None
 
     def _batches_from(self, first_sample: int) -> int:
         whole, rest = divmod(self._order.size(self.epoch) - first_sample, self.block_size)

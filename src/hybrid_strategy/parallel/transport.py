@@ -75,6 +75,11 @@ class Transport:
                 self._sends.append((work, data))
         self._sends = [(work, data) for work, data in self._sends if not work.is_completed()]
 
+    def forget(self) -> None:
+        """Lets shapes, and which tensors want a gradient, travel again with the next message of each kind."""
+        self._sent_keys.clear()
+        self._structures.clear()
+
     def knows(self, message: Message) -> bool:
         """Are the shapes of such a message known, so that posting it does not wait?"""
         return message.key in self._structures

@@ -106,6 +106,21 @@ def cut_batch(batch: Any, num_microbatches: int, batch_dims: Mapping[str, int | 
     return Cut(pieces, [bounds[j + 1] - bounds[j] for j in range(parts)])
 
 
+def can_be_cut(batch: Any, rows: int, batch_dims: Mapping[str, int | None]) -> bool:
+    """Has anything in a batch of `rows` samples an entry for each of them?"""
+    found = False
+
+    def look(path: Path, leaf: Any) -> Any:
+        nonlocal found
+        dim = batch_dim(path, batch_dims)
+        size = len(leaf) if isinstance(leaf, list) else leaf.shape[dim] if dim is not None and leaf.dim() > dim else None
+        found |= dim is not None and size == rows
+        return leaf
+
+    map_tensors(look, batch, is_leaf=_is_cut)
+    return found
+
+
 def _slice_batch(batch: Any, rows: int, start: int, stop: int, batch_dims: Mapping[str, int | None]) -> Any:
     def piece(path: Path, leaf: Any) -> Any:
         dim = batch_dim(path, batch_dims)
@@ -115,7 +130,12 @@ def _slice_batch(batch: Any, rows: int, start: int, stop: int, batch_dims: Mappi
             return leaf
         return leaf.narrow(dim, start, stop - start)
 
-    return map_tensors(piece, batch, is_leaf=lambda value: isinstance(value, Tensor) or _is_plain_list(value))
+    return map_tensors(piece, batch, is_leaf=_is_cut)
+
+
+def _is_cut(value: Any) -> bool:
+    """Is `value` something that is cut as a whole: a tensor, or a list with an entry a row?"""
+    return isinstance(value, Tensor) or _is_plain_list(value)
 
 
 def sample_dims(batch: Any, alone: Any, samples: int) -> dict[str, int | None]:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from hybrid_strategy.errors import DataError, message
-from hybrid_strategy.parallel.trees import Cut, batch_dim, count_rows, cut_batch, tensors_of
+from hybrid_strategy.parallel.trees import Cut, batch_dim, can_be_cut, count_rows, cut_batch, tensors_of
 
 
 class BatchCutter:
@@ -43,7 +43,7 @@ class BatchCutter:
             DataError: a tensor was cut in an earlier batch and does not have the batch's size now.
         """
         rows = self._rows(batch, real_rows)
-        parts = min(self._microbatches_of(rows), rows)
+        parts = min(self._microbatches_of(rows), rows) if can_be_cut(batch, rows, self._dims) else 1
         if parts > 1:
             self._learn(batch, rows)
         cut = cut_batch(batch, parts, self._dims, rows)
@@ -62,6 +62,8 @@ class BatchCutter:
         if wanted is None or rows == wanted:
             return rows
         cuttable = self._cuttable(batch)
+        if not cuttable:
+            return wanted  # an object of the user's own: it cannot be cut, but the loader has counted its samples
         if wanted in {tensor.shape[dim] for _, tensor, dim in cuttable}:
             return wanted
         self._refuse_other_dim(cuttable, rows, wanted)

@@ -121,7 +121,7 @@ class HookLog:
         self, agreement: _Agreement, mine: tuple[HookEntry, ...], pending: dict[HookEntry, _Pending]
     ) -> tuple[Tensor, Tensor] | None:
         """Values and weights of the agreed names, or `None` where a rank has logged others."""
-        totals, tops = [float(mine != agreement.mine)], []
+        totals, tops = [float(mine != agreement.mine), float(self._trainer.should_stop)], []
         for key, speaks in zip(agreement.union, agreement.speaks, strict=True):
             found = pending[key].found if speaks and key in pending else Contribution()
             value, weight, top = self._contribution(key, found)
@@ -129,9 +129,11 @@ class HookLog:
             tops.append(top)
         summed = torch.tensor(totals, dtype=torch.float64, device=self._device)
         dist.all_reduce(summed)
+        if summed[1].item():
+            self._trainer.should_stop = True  # a hook of some rank has asked for it: all stop at the same batch
         if summed[0].item():
             return None
-        values, weights = summed[1::2], summed[2::2]
+        values, weights = summed[2::2], summed[3::2]
         extreme = [index for index, key in enumerate(agreement.union) if key.entry.reduction in ("max", "min")]
         if extreme:
             highest = torch.tensor([tops[index] for index in extreme], dtype=torch.float64, device=self._device)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 from hybrid_strategy.distributed.groups import Groups
+from hybrid_strategy.parallel.frozen import ThawWatch
 from hybrid_strategy.parallel.parameters import Slot
 from hybrid_strategy.parallel.player import Player
 from hybrid_strategy.parallel.shell import Shell, whole_of
@@ -26,7 +28,7 @@ from hybrid_strategy.spec.table import ScheduleTable
 from hybrid_strategy.strategy.batch_cutting import BatchCutter
 from hybrid_strategy.strategy.outputs import combine_outputs, read_loss, token_count
 from hybrid_strategy.strategy.routed_log import LogRouter
-from hybrid_strategy.strategy.step_call import Play, StepCall
+from hybrid_strategy.strategy.step_call import Play, PlayedAgain, StepCall
 from hybrid_strategy.strategy.whereabouts import Whereabouts
 
 _TOKENS_PER_ROW = 1024.0
@@ -61,13 +63,15 @@ class StepEngine:
         pipelined = layout.pipeline_parallel_size > 1
         self.last_stage_rank = self._schedule.stage_ranks(layout.pipeline_parallel_size, layout.stages_per_rank)[-1]
         self.whereabouts = Whereabouts(groups)
-        transport = Transport(groups, device) if pipelined else None
-        self.player = Player(self._rank, transport, self.whereabouts.at)
+        self._transport = Transport(groups, device) if pipelined else None
+        self.player = Player(self._rank, self._transport, self.whereabouts.at)
+        self._thaw_watch = ThawWatch(groups, self._transport.forget) if self._transport is not None else None
         self.router = LogRouter(module, groups, device, self.last_stage_rank)
         self._cutter = BatchCutter(microbatches_of, batch_dims)
         self._tables: dict[tuple[int, bool], ScheduleTable] = {}
         self._last_stage = layout.num_stages - 1
         self._play: Play | None = None
+        self._last_call: StepCall | None = None
         self._last_batch: tuple[Any, float] = (None, 0.0)
         self._correction = 1.0
         self._batches_in_window = 0
@@ -97,12 +101,14 @@ class StepEngine:
         """Routes what `trainer` logs from now on, and watches that no step takes longer than a collective may."""
         self.router.attach(trainer, self.rows_of, self.whereabouts)
         self.whereabouts.start_watch(timeout)
+        if self._thaw_watch is not None:
+            self._thaw_watch.restart()
 
     def release(self) -> None:
         """Gives the module back: nothing of it is watched any more."""
         self.router.metrics.release()
         self.whereabouts.stop_watch()
-        self._last_batch = (None, 0.0)
+        self._last_call, self._last_batch = None, (None, 0.0)
 
     def rows_of(self, batch: Any) -> float:
         """Samples of a batch that count on this rank."""
@@ -119,6 +125,10 @@ class StepEngine:
         """
         cut = self._cut(call)
         play = Play(call, cut, self._run_rows(call, cut), loss_scale)
+        self._last_call = call
+        if self._thaw_watch is not None:
+            held = [self.made.sharding.optimizer_parameter(slot) for slot in self.made.slots]
+            self._thaw_watch.before_step([each.requires_grad for each in held])
         self._run(play, train=True)
         self.made.sharding.take()
         return self._finish_training(play)
@@ -165,11 +175,29 @@ class StepEngine:
         if not self._batches_in_window:
             self.made.sharding.reduce_early(self._in_one_stage)
 
+    def micro_batch(self) -> int:
+        """The micro-batch whose forward pass runs now."""
+        return self._now.micro_batch
+
+    def forward_again(self) -> PlayedAgain:
+        """Plays the forward passes of the last training step once more, logging and counting nothing; a collective call."""
+        if self._last_call is None:
+            return PlayedAgain()
+        call = replace(self._last_call, kind="validate")
+        cut = self._cut(call)
+        play = Play(call, Cut(cut.micro_batches, [0] * len(cut.rows)), 1.0, 1.0)
+        with torch.no_grad():
+            self._run(play, train=False)
+        self.router.recorder.take()
+        rows = [tuple(range(end - count, end)) for end, count in zip(accumulate(cut.rows), cut.rows, strict=True)]
+        return PlayedAgain(cut.micro_batches, rows, play.outputs)
+
     # ------------------------------------------------------------------------------------------------ StageRunner
 
     def forward(self, stage: int, micro_batch: int, received: Any) -> Any:
         """Runs the user's step on one micro-batch, as far as `stage` goes."""
         play = self._now
+        play.micro_batch = micro_batch
         start, stop = self.made.bounds[stage], self.made.bounds[stage + 1]
         now = StageNow(start, stop, stage == self._last_stage, received)
         counts = play.cut.rows[micro_batch] > 0
@@ -247,6 +275,9 @@ class StepEngine:
         self._play = play
         self.router.metrics.begin()
         signatures = [_signature(each) for each in play.cut.micro_batches]
+        if self._transport is not None and not all(signatures):
+            self._transport.forget()  # a batch that shows no tensors: nothing tells its shapes from those of others
+            signatures = [each or (index,) for index, each in enumerate(signatures)]
         self.made.sharding.begin()
         try:
             table = self.table(len(play.cut.rows), train)
@@ -311,5 +342,6 @@ def _finished(_: Any, tensor: Tensor) -> Tensor:
     return (whole_of(tensor) if isinstance(tensor, Shell) else tensor).detach()
 
 
-def _signature(micro_batch: Any) -> Hashable:
+def _signature(micro_batch: Any) -> tuple[Hashable, ...]:
+    """Tells the shapes of a micro-batch from those of others; empty where it shows no tensors."""
     return tuple((path, tuple(tensor.shape), tensor.dtype) for path, tensor in tensors_of(micro_batch))

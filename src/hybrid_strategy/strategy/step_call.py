@@ -37,11 +37,30 @@ class StepCall:
 
 @dataclass
 class Play:
-    """The state of one play: what its passes share. `outputs[j]` and `losses[j]` are those of micro-batch `j`."""
+    """The state of one play: what its passes share. `outputs[j]` and `losses[j]` are those of micro-batch `j`.
+
+    `micro_batch` is the one whose forward pass runs now.
+    """
 
     call: StepCall
     cut: Cut
     run_rows: float
     loss_scale: float
     losses: dict[int, StepLoss] = field(default_factory=dict)
+    outputs: dict[int, Any] = field(default_factory=dict)
+    micro_batch: int = 0
+
+
+@dataclass(frozen=True)
+class PlayedAgain:
+    """A step's forward passes, played once more.
+
+    Attributes:
+        micro_batches: the parts of this rank's batch.
+        rows: the rows of each, as numbers of rows of the batch.
+        outputs: what the step returned for them; only on the last stage.
+    """
+
+    micro_batches: list[Any] = field(default_factory=list)
+    rows: list[tuple[int, ...]] = field(default_factory=list)
     outputs: dict[int, Any] = field(default_factory=dict)

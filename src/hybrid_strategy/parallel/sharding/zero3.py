@@ -147,8 +147,10 @@ class UnitSharding(Sharding):
             output = forward(*args, **kwargs)
             if self._backward_unit is not unit:
                 unit.free()
+            given = {id(tensor) for tensor in iterate_tensors((args, kwargs))}
             for tensor in iterate_tensors(output):
-                if tensor.requires_grad:
+                # what a unit hands on as it came is no output of its own: its gradient is complete long after
+                if tensor.requires_grad and id(tensor) not in given:
                     tensor.register_hook(lambda _: self._enter_backward(unit))
             return output
 
