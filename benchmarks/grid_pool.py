@@ -67,7 +67,8 @@ class Pool:
     """Worker processes of this machine, as many as the largest point needed so far."""
 
     def __init__(self) -> None:
-        self._context = multiprocessing.get_context("spawn")
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["lightning.pytorch", "hybrid_strategy.strategy.hybrid"])
         self._workers: list[tuple[Any, Connection]] = []
 
     def run(self, function: Callable[..., Any], world_size: int, *arguments: Any, timeout: float) -> list[Any]:

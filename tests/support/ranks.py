@@ -21,7 +21,10 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-_context = multiprocessing.get_context("spawn")
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(
+    ["lightning.pytorch", "torchmetrics", "hybrid_strategy.strategy.hybrid"]
+)  # imported once, not by every rank
 _workers: list[tuple[Any, Connection]] = []
 
 
