@@ -45,7 +45,7 @@ def test_a_tied_weight_is_one_weight(name: str, vocab: int) -> None:
 def test_every_row_moves_and_both_places_stay_equal(name: str) -> None:
     case = Case(strategy=LAYOUTS[name], shape=_shape(7), rows=32, steps=2)
     records = train(case, 2)  # `assemble` fails where two ranks hold different values of one row
-    before = assemble(records, lambda record: record["initial"])["embed_tokens.weight"]
-    after = assemble(records, lambda record: record["steps"][-1]["weights"])["embed_tokens.weight"]
+    before = assemble(records, lambda record: record["initial"])["model.embed_tokens.weight"]
+    after = assemble(records, lambda record: record["steps"][-1]["weights"])["model.embed_tokens.weight"]
     assert (before != after).any(dim=1).all()
     assert not torch.isnan(after).any()
