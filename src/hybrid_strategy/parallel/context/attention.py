@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial, wraps
+from dataclasses import dataclass
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ _attention = F.scaled_dot_product_attention
 
 
 @cache
-def _causal(queries: int, keys: int) -> Tensor:
+def _causal_mask(queries: int, keys: int) -> Tensor:
     """The mask of the last `queries` positions of `keys`, two numbers; it cannot be made within a dispatch mode."""
     with torch.inference_mode(False):
         return causal_lower_right(queries, keys)
@@ -43,7 +44,7 @@ def prepare_masks(region: ContextRegion, length: int) -> None:
     """Makes the masks of sequences of `length`; recomputation cannot make them."""
     chunk = length // (2 * region.size)
     for index in _chunks(region):
-        _causal(chunk, (index + 1) * chunk)
+        _causal_mask(chunk, (index + 1) * chunk)
 
 
 def _chunks(region: ContextRegion) -> tuple[int, int]:
@@ -71,12 +72,12 @@ def _attending(forward: Callable[..., Any], region: ContextRegion, recomputed: b
 
 @contextmanager
 def whole_attention(region: ContextRegion, recomputed: bool) -> Iterator[None]:
-    """Replaces the attention function meanwhile; a wrapper within a recomputed one changes nothing."""
+    """Replaces the attention function meanwhile; what lies within something recomputed is recomputed too."""
     if region.trying:
         yield
         return
-    again = recomputed or bool(getattr(F.scaled_dot_product_attention, "keywords", {}).get("recomputed"))
-    with _function(partial(_attend, region=region, recomputed=again)):
+    outer = F.scaled_dot_product_attention
+    with _function(WholeAttention(region, recomputed or (isinstance(outer, WholeAttention) and outer.recomputed))):
         yield
 
 
@@ -93,69 +94,79 @@ def _function(attention: Callable[..., Tensor]) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    region: ContextRegion,
-    recomputed: bool,
-    **options: Any,
-) -> Tensor:
-    """`F.scaled_dot_product_attention` of a part of the queries `[b, heads, s/n, d]` to whole keys and values."""
-    if key.shape[SEQUENCE_DIM] != query.shape[SEQUENCE_DIM]:  # to something else than the sequence, such as an encoder's output
-        return _attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
-    length = query.shape[SEQUENCE_DIM] * region.size
-    _check_mask(region, attn_mask, query.shape[SEQUENCE_DIM], length)
-    run = partial(_on_whole, SequenceSpan.of(region, length), attn_mask, dropout_p, is_causal, options)
-    if recomputed or not torch.is_grad_enabled() or not (key.requires_grad or value.requires_grad):
-        return run(query, key, value)
-    again: dict[str, Any] = {"preserve_rng_state": dropout_p > 0.0, "context_fn": selective_contexts}
-    result: Tensor = checkpoint(run, query, key, value, use_reentrant=False, **again)
-    return result
+@dataclass(frozen=True)
+class WholeAttention:
+    """`F.scaled_dot_product_attention` of a part of the queries `[b, heads, s/n, d]` to whole keys and values.
+
+    Attributes:
+        region: the ranks.
+        recomputed: the backward pass runs this again anyway, so nothing needs to be given up for it.
+    """
+
+    region: ContextRegion
+    recomputed: bool
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **options: Any,
+    ) -> Tensor:
+        """Has the arguments of torch's function."""
+        queries = query.shape[SEQUENCE_DIM]
+        if key.shape[SEQUENCE_DIM] != queries:  # to something else than the sequence, such as an encoder's output
+            return _attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
+        span = SequenceSpan.of(self.region, queries * self.region.size)
+        _check_mask(span, attn_mask, queries)
+        run = _Settings(span, attn_mask, dropout_p, is_causal, options)
+        if self.recomputed or not torch.is_grad_enabled() or not (key.requires_grad or value.requires_grad):
+            return run(query, key, value)
+        again: dict[str, Any] = {"preserve_rng_state": dropout_p > 0.0, "context_fn": selective_contexts}
+        result: Tensor = checkpoint(run, query, key, value, use_reentrant=False, **again)
+        return result
 
 
-def _check_mask(region: ContextRegion, mask: Tensor | None, queries: int, length: int) -> None:
+def _check_mask(span: SequenceSpan, mask: Tensor | None, queries: int) -> None:
     """Refuses a mask that is not of this rank's queries and all keys."""
+    length, size = span.length, span.region.size
     if mask is None or (mask.shape[-1] in (1, length) and (mask.dim() < 2 or mask.shape[-2] in (1, queries))):
         return
     rule = "an attention mask must be of this rank's queries and of all keys"
     numbers = f"Its shape is {tuple(mask.shape)}, the queries are {queries} and the keys {length}"
     advice = "Make the mask outside of the block and pass it as an argument, or use is_causal=True"
-    raise ModelError(message("context_parallel_size", region.size, rule, numbers, advice))
+    raise ModelError(message("context_parallel_size", size, rule, numbers, advice))
 
 
-def _on_whole(
-    span: SequenceSpan,
-    mask: Tensor | None,
-    dropout: float,
-    is_causal: bool,
-    options: dict[str, Any],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-) -> Tensor:
-    key, value = _gathered(span, *_as_computed(key, value))
-    if not is_causal:
-        return _attention(query, key, value, mask, dropout, False, **options)
-    with _function(_attention):  # a causal mask looks there for what it is given to
-        return _causal_attention(span, dropout, options, query, key, value)
+@dataclass(frozen=True)
+class _Settings:
+    """A call of attention but for its tensors."""
 
+    span: SequenceSpan
+    mask: Tensor | None
+    dropout: float
+    is_causal: bool
+    options: dict[str, Any]
 
-def _causal_attention(
-    span: SequenceSpan, dropout: float, options: dict[str, Any], query: Tensor, key: Tensor, value: Tensor
-) -> Tensor:
-    """Each chunk of the queries to the keys up to its own last position."""
-    chunk = query.shape[SEQUENCE_DIM] // 2
-    parts = []
-    for index, part in zip(_chunks(span.region), query.split(chunk, SEQUENCE_DIM), strict=True):
-        seen = (index + 1) * chunk
-        keys, values = key.narrow(SEQUENCE_DIM, 0, seen), value.narrow(SEQUENCE_DIM, 0, seen)
-        parts.append(_attention(part, keys, values, _causal(chunk, seen), dropout, False, **options))
-    return torch.cat(parts, SEQUENCE_DIM)
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        key, value = _gathered(self.span, *_as_computed(key, value))
+        if not self.is_causal:
+            return _attention(query, key, value, self.mask, self.dropout, False, **self.options)
+        with _function(_attention):  # a causal mask looks there for what it is given to
+            return self._causal(query, key, value)
+
+    def _causal(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Each chunk of the queries to the keys up to its own last position."""
+        chunk = query.shape[SEQUENCE_DIM] // 2
+        parts = []
+        for index, part in zip(_chunks(self.span.region), query.split(chunk, SEQUENCE_DIM), strict=True):
+            seen = (index + 1) * chunk
+            keys, values = key.narrow(SEQUENCE_DIM, 0, seen), value.narrow(SEQUENCE_DIM, 0, seen)
+            parts.append(_attention(part, keys, values, _causal_mask(chunk, seen), self.dropout, False, **self.options))
+        return torch.cat(parts, SEQUENCE_DIM)
 
 
 def _as_computed(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
