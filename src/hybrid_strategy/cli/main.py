@@ -15,6 +15,7 @@ COMMANDS = {
     "plan": "show what train would run, and start nothing",
     "doctor": "measure this machine, for forecasts of it",
     "calibrate": "refit what is known of a machine to measured runs",
+    "profile": "measure the model's layers and cut the stages by it",
     "check": "compare the numbers of the layout with those of one process",
     "sweep": "status, logs, cancel, resume or report of a sweep",
 }
