@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import lightning.pytorch as pl
 import pytest
-import torch
 from torch import nn
 
 import hybrid_strategy
@@ -69,7 +68,7 @@ def test_the_bare_name_decides_and_anything_given_does_not() -> None:
     assert bare.automatic
     given = hybrid_strategy.HybridParallelStrategy(sharding="zero1")
     assert not given.automatic
-    options = decided(bare.options, Own(), torch.device("cpu"), "32-true", 1)
+    options = decided(bare, bare.options, Own())
     assert options.layout(1).name == "single"
     layout, _ = bare_layout(LLAMA_70B.num_parameters, 8, 192e9, NUMERICS["mixed"], LLAMA_70B)
     assert with_layout(options, layout).layout(8) == layout
