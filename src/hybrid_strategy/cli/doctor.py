@@ -104,9 +104,14 @@ def _reference_runs(folder: Path, accelerator: str, gpus: int) -> list[MeasuredR
 
 def _reference_run(folder: Path, model: str, strategy: str, accelerator: str) -> MeasuredRun:
     trainer = "cpu" if accelerator == "cpu" else "gpu"
-    overrides = (f"name={model}", f"strategy={strategy}", f"trainer={trainer}", *_MODELS[model], *_TEXT, *_QUIET)
-    limits = (f"trainer.max_steps={STEPS}", "trainer.enable_checkpointing=false", f"paths.run_dir={folder}")
-    config = run_config(Source((*overrides, *limits)))
+    overrides = (f"name={model}", f"strategy={strategy}", f"trainer={trainer}", *_MODELS[model], *_TEXT)
+    return measure(folder, (*overrides, f"trainer.max_steps={STEPS}"))
+
+
+def measure(folder: Path, overrides: Sequence[str]) -> MeasuredRun:
+    """A short run of `hybrid train` with these overrides, without callbacks, loggers and checkpoints, measured."""
+    quiet = (*_QUIET, "trainer.enable_checkpointing=false", f"paths.run_dir={folder}")
+    config = run_config(Source((*overrides, *quiet)))
     planned = plan_of(config)
     folder.mkdir()
     write_config(config, folder)

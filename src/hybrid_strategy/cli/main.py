@@ -16,6 +16,7 @@ COMMANDS = {
     "doctor": "measure this machine, for forecasts of it",
     "calibrate": "refit what is known of a machine to measured runs",
     "inspect": "show what is seen of a model: parts, units, rules, what is not understood",
+    "profile": "measure the model's layers and cut the stages by it",
     "check": "compare the numbers of the layout with those of one process",
     "export": "write the weights of a checkpoint as safetensors",
     "sweep": "status, logs, cancel, resume or report of a sweep",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,6 +16,8 @@ from torch.optim import Optimizer
 from hybrid_strategy.distributed.groups import Groups, build_groups
 from hybrid_strategy.measure.fake import FakeTransport, Meter, Sent, fake_world
 from hybrid_strategy.parallel.ghosts import leave_out_ghosts
+from hybrid_strategy.parallel.parameters import Slot
+from hybrid_strategy.parallel.sharding._base import Sharding
 from hybrid_strategy.parallel.stages import whole_model_shown
 from hybrid_strategy.parallelize import parallelize
 from hybrid_strategy.spec.layout import Layout
@@ -165,6 +167,7 @@ def _count(run: DryRun, made: _Made, rank: int) -> Counted:
         for each in whole:
             if each.requires_grad:
                 each.register_post_accumulate_grad_hook(lambda p: meter.note(p.grad, "gradients"))
+        _watch_backward(sharding, meter)
         for unit in getattr(sharding, "_units", ()):
             _watch_unit(unit, meter)
         engine._run(_begin(run, made), train=True)
@@ -173,6 +176,19 @@ def _count(run: DryRun, made: _Made, rank: int) -> Counted:
         sharding.hand_over(1.0)
         sharding.reduce()
     return replace(found, memory={**played, **found.memory})
+
+
+def _watch_backward(sharding: Sharding, meter: Meter) -> None:
+    """Gradients that a split backward pass has put in place itself."""
+    after = sharding.after_backward
+
+    def noted(slots: Sequence[Slot]) -> None:
+        for slot in slots:
+            if slot.parameter.grad is not None:
+                meter.note(slot.parameter.grad, "gradients")
+        after(slots)
+
+    sharding.after_backward = noted  # type: ignore[method-assign]
 
 
 def _watch_unit(unit: Any, meter: Meter) -> None:

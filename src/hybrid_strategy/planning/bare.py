@@ -12,12 +12,16 @@ from hybrid_strategy.planning.memory import states_bytes_per_parameter
 from hybrid_strategy.planning.numerics import Numerics
 from hybrid_strategy.planning.search import Question, search
 from hybrid_strategy.spec.cluster import ClusterSpec
-from hybrid_strategy.spec.layout import SHARDINGS, Layout
+from hybrid_strategy.spec.layout import Layout
 from hybrid_strategy.spec.model_shape import ModelShape
 from hybrid_strategy.units import GIB, format_count
 
 FILLED = 0.6
 """Share of the memory that weights, gradients and optimizer states may fill; the rest is for what depends on the batch."""
+
+
+_LIGHTEST_FIRST = ("ddp", "zero1", "zero3")
+"""Our own `zero2` holds whole gradients until the step's end as `zero1` does, so that it makes nothing fit."""
 
 
 def bare_layout(
@@ -43,7 +47,7 @@ def bare_layout(
     if not num_parameters:
         return plain, f"{over}: the size of the model is not known"
     room = f"{format_count(num_parameters)} parameters, {FILLED:.0%} of {memory_bytes / GIB:,.1f} GiB a rank"
-    for sharding in SHARDINGS if world_size > 1 else SHARDINGS[:1]:
+    for sharding in _LIGHTEST_FIRST if world_size > 1 else _LIGHTEST_FIRST[:1]:
         held = num_parameters * states_bytes_per_parameter(numerics, sharding, world_size)
         if held <= FILLED * memory_bytes:
             return replace(plain, sharding=sharding), f"{over}, {sharding}: {held / GIB:,.1f} GiB of states ({room})"

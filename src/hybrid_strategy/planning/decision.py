@@ -94,22 +94,28 @@ def _one_gpu(question: Question) -> Rule:
 def _split(question: Question) -> Rule:
     shape, cluster, world = question.shape, question.cluster, question.processes
     wanted = []
-    for sharding in ("zero1", "zero2", "zero3"):
+    late = question.stack.plain_sharding
+    for sharding in ("zero1", "zero3") if late else ("zero1", "zero2", "zero3"):
         ways = 1
         while ways < world and _share(question, sharding, ways) > 0.6 * cluster.memory_bytes:
             ways *= 2
         wanted.append(f"{sharding} {ways}")
-    ways = int(wanted[1].split()[1])
+    ways = int(wanted[0 if late else 1].split()[1])
     numbers = f"ways to split the model so that states fill at most 60 % of a GPU, {world} processes: {', '.join(wanted)}"
     if ways == 1:
-        return Rule("Must the model be split?", numbers, "no: zero1 or zero2 over the data-parallel ranks is enough")
+        return Rule(
+            "Must the model be split?",
+            numbers,
+            f"no: {'zero1' if late else 'zero1 or zero2'} over the data-parallel ranks is enough",
+        )
     inside = min(ways, cluster.domain_size, shape.kv_heads)
     beyond = f", pipeline parallelism for the other {ways // inside}" if ways > inside else ""
     return Rule("Must the model be split?", numbers, f"yes, {ways} ways: tensor parallelism up to {inside} in the node{beyond}")
 
 
 def _share(question: Question, sharding: str, ways: int) -> float:
-    each = states_bytes_per_parameter(question.numerics, sharding, max(1, question.processes // ways))
+    shards = max(1, question.processes // ways)
+    each = states_bytes_per_parameter(question.numerics, sharding, shards)
     return each * question.shape.num_parameters / ways
 
 

@@ -243,9 +243,11 @@ def _even_enough(layers: int, stages: int, chunks: int) -> bool:
 
 
 def _shardings(question: Question, layout: Layout) -> Iterator[Layout]:
-    """Lightest first. Sharding costs no more than plain data parallelism up to `zero2`, so `ddp` comes in only if asked for."""
+    """Lightest first. Up to `zero2` sharding costs no more than plain data parallelism, so `ddp` comes in only if asked for; so
+    does `zero2` where it holds as much as `zero1`."""
     data = layout.data_parallel_size
-    usual = ("zero1", "zero2", "zero3") if data * layout.context_parallel_size > 1 else ("ddp",)
+    usual: tuple[str, ...] = ("zero1", "zero3") if question.stack.plain_sharding else ("zero1", "zero2", "zero3")
+    usual = usual if data * layout.context_parallel_size > 1 else ("ddp",)
     for sharding in question.choices("sharding", usual):
         groups = [1]
         inside = max(1, question.cluster.domain_size // layout.tensor_parallel_size)

@@ -19,7 +19,11 @@ _FOLDED = {"formula", "reason"}
 def print_report(report: PlanReport, console: Console) -> None:
     """Everything that a reader needs to decide."""
     console.print(f"\n{report.title}", style="bold", markup=False, soft_wrap=True)
-    _print_table("the best layouts (m: micro-batches of mbs samples on a rank; v: stages a rank)", report.layouts, console)
+    _print_table(
+        "the best layouts (m: micro-batches of mbs samples; v: stages a rank; of equals within 3 % the one that splits less)",
+        report.layouts,
+        console,
+    )
     _print_table("where the step goes", report.steps, console)
     _print_table("what the memory of the fullest rank holds, GiB", report.memories, console)
     _print_table("the best one with one thing changed", report.losers, console)

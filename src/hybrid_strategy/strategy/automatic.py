@@ -9,6 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
+from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities import rank_zero_info
 
 from hybrid_strategy.errors import ConfigError
@@ -29,13 +30,14 @@ _AXES = (
 )
 
 
-def decided(options: Options, module: pl.LightningModule, device: torch.device, precision: str, processes_here: int) -> Options:
+def decided(strategy: ParallelStrategy, options: Options, module: pl.LightningModule) -> Options:
     """The options with the first rank's choice of a layout, the same on every rank; collective where there are several."""
     world = dist.get_world_size() if dist.is_initialized() else 1
     box: list[Any] = [None]
     if not dist.is_initialized() or dist.get_rank() == 0:
         seen = as_built(module)
-        memory = _memory_bytes(device) / (1 if device.type == "cuda" else processes_here)
+        here = 1 if strategy.root_device.type == "cuda" else len(strategy.parallel_devices or ())
+        memory, precision = _memory_bytes(strategy.root_device) / max(1, here), str(strategy.precision_plugin.precision)
         box = [bare_layout(count_parameters(seen), world, memory, _numerics(precision), told_shape(seen))]
     if world > 1:
         dist.broadcast_object_list(box, src=0)

@@ -196,9 +196,7 @@ class HybridParallelStrategy(StopHooks):
         backend = self.options.process_group_backend or _lightning.backend_for(self.root_device)
         _lightning.init_process_group(self.cluster_environment, backend, self.options.timeout, self.root_device)
         if self.automatic and self._groups is None and self.lightning_module is not None:
-            precision = str(self.precision_plugin.precision)
-            self.options = decided(self.options, self.lightning_module, self.root_device, precision, self.num_processes)
-            self._layout = None
+            self.options, self._layout = decided(self, self.options, self.lightning_module), None
         if self.lightning_module is not None:
             prepare_callbacks(self.lightning_module.trainer, self.layout)
         if self._groups is None:
