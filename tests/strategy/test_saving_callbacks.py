@@ -224,7 +224,8 @@ def stopped_under_slurm(case: Resumed) -> str:
     slurm = {"SLURM_JOB_ID": "77", "SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "3"}
     before = dict(os.environ)
     os.environ.update(slurm, PATH=f"{case.folder}:{os.environ['PATH']}")
-    interrupter = replace(case, callbacks=lambda _: [Interrupter(signal.SIGUSR1, 1, batch=3)])
+    saver = ModelCheckpoint(dirpath=os.path.join(case.folder, "steps"), every_n_train_steps=1)  # this step is saved already
+    interrupter = replace(case, callbacks=lambda _: [Interrupter(signal.SIGUSR1, 1, batch=3), saver])
     try:
         run_here(replace(interrupter, strategy={"cluster_environment": FakeSlurm()}))
     except StoppedBySignal as stop:

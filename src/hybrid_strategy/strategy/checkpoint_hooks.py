@@ -101,8 +101,11 @@ class CheckpointHooks(WorldStrategy):
             CheckpointError: on every rank: some of them do not save.
         """
 
-    def save_once(self, path: Path) -> Path:
+    def save_once(self, path: Path, elsewhere: bool = True) -> Path:
         """Writes a checkpoint of the present step, unless there is one, and waits until it is complete. Collective.
+
+        Args:
+            elsewhere: one of this step under another name will do.
 
         Returns:
             The checkpoint of this step.
@@ -112,7 +115,7 @@ class CheckpointHooks(WorldStrategy):
         """
         trainer = self._user_module().trainer
         known = self._last_save
-        there = known is not None and known[1] == standing_of(trainer).total_batches
+        there = known is not None and known[1] == standing_of(trainer).total_batches and elsewhere
         self.writer.finish()
         if known is not None and self.broadcast(there and known[0].is_dir()):
             return known[0]

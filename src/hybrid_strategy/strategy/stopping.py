@@ -141,7 +141,7 @@ class StopHooks(CheckpointHooks):
         requeues = number == self._requeue_signal
         wanted = Path(_lightning.requeue_path(trainer)) if requeues else stop_path(trainer)
         saves = fits and self.trained and (requeues or bool(trainer.checkpoint_callbacks))
-        path = self.save_once(wanted) if saves else None
+        path = self.save_once(wanted, elsewhere=not requeues) if saves else None  # the next job looks for that name
         stop = StoppedBySignal(signal.Signals(number).name, trainer.global_step, path)
         _lightning.rank_zero_info(str(stop))
         if requeues and self.is_global_zero and (problem := requeue()):
