@@ -1,6 +1,6 @@
 """Runs the grid of schedules, shardings and settings that fits 8 processes through the parity gate.
 
-    .venv/bin/python benchmarks/grid.py [--seed 0] [--limit N] [--only TEXT] [--json FILE]
+    .venv/bin/python benchmarks/grid.py [--seed 0] [--limit N] [--skip N] [--only TEXT] [--json FILE]
 
 Every pair of levels of two factors occurs in some point of the sample; another seed is another sample. A point is `same` as one
 process, `refused` with the reason, or `DIFFERENT` with the first divergence and its causes. The exit code is 1 if any differs.
@@ -57,6 +57,7 @@ def factors() -> Factors:
         "pipeline": tuple(pipelines),
         "data": tuple(data),
         "tensor": ("none", "2", "2 sequence"),
+        "context": ("none", "2"),
         "accumulate": ("1", "3"),
         "checkpoint": ("none", "selective", "full"),
         "family": tuple(sorted(parts("models"))),
@@ -64,9 +65,8 @@ def factors() -> Factors:
         "batch": ("even", "uneven"),
         "clip": ("none", "norm"),
     }
-    processes = {
-        (name, level): int(level[0]) for name in ("pipeline", "data", "tensor") for level in levels[name] if level[0].isdigit()
-    }
+    axes = ("pipeline", "data", "tensor", "context")
+    processes = {(name, level): int(level[0]) for name in axes for level in levels[name] if level[0].isdigit()}
     return Factors(levels, processes, MAX_PROCESSES)
 
 
@@ -103,6 +103,8 @@ def strategy_of(point: Point) -> dict[str, Any]:
         arguments |= {"pipeline_parallel_size": int(pipeline[0]), "schedule": pipeline[1]}
     if tensor[0] != "none":
         arguments |= {"tensor_parallel_size": int(tensor[0]), "sequence_parallel": "sequence" in tensor}
+    if point["context"] != "none":
+        arguments["context_parallel_size"] = int(point["context"])
     if data[0] != "none":
         arguments |= {"sharding": data[1], "data_parallel_replicate_size": 2 if "groups" in data else 1}
     return arguments
@@ -217,17 +219,16 @@ def figures(outcomes: Sequence[Outcome], seconds: float, covered: float) -> list
     return [{"name": name, "value": value, "unit": unit, "goal": goal} for name, value, unit, goal in rows]
 
 
-def run(seed: int, limit: int | None, only: str | None) -> tuple[list[Outcome], list[dict[str, Any]]]:
+def run(seed: int, places: slice, only: str | None) -> tuple[list[Outcome], list[dict[str, Any]]]:
     """Runs a sample and prints a line a point."""
     grid, started = factors(), time.monotonic()
     all_pairs = grid.pairs()
-    chosen = [(point, new) for point, new in sample(grid, seed, is_refused) if only is None or only in words(point)][:limit]
-    outcomes = []
-    seen = set()
+    chosen = [(point, new) for point, new in sample(grid, seed, is_refused) if only is None or only in words(point)]
+    outcomes, seen = [], set()
     with tempfile.TemporaryDirectory(prefix="hybrid-grid-") as name:
         runner = Runner(Path(name))
         try:
-            for index, (point, new) in enumerate(chosen, start=1):
+            for index, (point, new) in list(enumerate(chosen, start=1))[places]:
                 outcome = runner.run(point)
                 outcomes.append(outcome)
                 seen |= new
@@ -243,11 +244,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs, prints, writes; 1 if a point differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
-    parser.add_argument("--limit", type=int, help="run the first N points of the sample only")
+    parser.add_argument("--limit", type=int, help="run so many points of the sample only")
+    parser.add_argument("--skip", type=int, default=0, help="leave out the first points of the sample")
     parser.add_argument("--only", help="run the points whose line holds this text only")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     given = parser.parse_args(arguments)
-    outcomes, found = run(given.seed, given.limit, given.only)
+    stop = None if given.limit is None else given.skip + given.limit
+    outcomes, found = run(given.seed, slice(given.skip, stop), given.only)
     counts = Counter(outcome.verdict for outcome in outcomes)
     print(f"\n{counts['same']} same, {counts['refused']} refused, {counts['DIFFERENT']} different, of {len(outcomes)} points")
     if given.json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import socket
@@ -22,6 +23,13 @@ class RefusedError(Exception):
 
 class FailedError(Exception):
     """A rank failed, hung, or refused alone."""
+
+
+def _let_go() -> None:
+    """Frees what the job left in reference cycles: process groups among it, whose threads go on until then."""
+    gc.collect()
+    if not gc.get_freeze_count():
+        gc.freeze()  # the imported libraries are a million objects that need no second look
 
 
 def _serve(connection: Connection) -> None:
@@ -51,6 +59,7 @@ def _serve(connection: Connection) -> None:
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
+        _let_go()
         connection.send(answer)
 
 
@@ -58,7 +67,8 @@ class Pool:
     """Worker processes of this machine, as many as the largest point needed so far."""
 
     def __init__(self) -> None:
-        self._context = multiprocessing.get_context("spawn")
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["lightning.pytorch", "hybrid_strategy.strategy.hybrid"])
         self._workers: list[tuple[Any, Connection]] = []
 
     def run(self, function: Callable[..., Any], world_size: int, *arguments: Any, timeout: float) -> list[Any]:

@@ -19,7 +19,9 @@ _MODULE = "lightning.pytorch.strategies"
 def _make(**arguments: Any) -> Any:
     from importlib import import_module
 
-    return import_module("hybrid_strategy.strategy.hybrid").HybridParallelStrategy(**arguments)
+    made = import_module("hybrid_strategy.strategy.hybrid").HybridParallelStrategy(**arguments)
+    made.automatic = not arguments
+    return made
 
 
 def _register(module: ModuleType) -> None:

@@ -1,4 +1,4 @@
-"""Files that other processes read while they are written: never half of one."""
+"""Files that other processes read while they are written: never half of one; and where they are kept."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+
+def cache_folder(cache_dir: str | Path | None = None) -> Path:
+    """Where this user's prepared text and measurements are kept, by default `~/.cache/hybrid_strategy`."""
+    chosen = cache_dir or os.environ.get("HYBRID_STRATEGY_CACHE") or "~/.cache/hybrid_strategy"
+    return Path(chosen).expanduser()
 
 
 def write_text(path: Path, text: str) -> None:

@@ -1,12 +1,14 @@
 """The only place where transforms meet, in their one order:
 
-cut into stages -> tensor (and sequence) parallel -> activation checkpoint -> data parallel / ZeRO -> first values.
+cut into stages -> tensor (and sequence) parallel -> context parallel -> activation checkpoint -> data parallel / ZeRO
+-> first values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -17,6 +19,8 @@ from torch.distributed.tensor import DTensor
 from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.errors import ModelError, message
 from hybrid_strategy.parallel.activation_checkpoint import checkpoint_units
+from hybrid_strategy.parallel.context.gate import check_units, close_for_sending, open_received, put_context_gates
+from hybrid_strategy.parallel.context.region import ContextRegion
 from hybrid_strategy.parallel.materialise import Initialiser, check_buffers
 from hybrid_strategy.parallel.names import Describe, Names, StageCut
 from hybrid_strategy.parallel.parameters import Slot, collect_slots
@@ -43,6 +47,7 @@ class Parallelized:
         bounds: units `bounds[s] .. bounds[s + 1] - 1` are stage `s`.
         unit_parameters: parameters of each unit of the whole model.
         shapes: whole shape of every parameter of the whole module, by name.
+        target: name of the submodule that was parallelised; empty: the module itself.
     """
 
     slots: list[Slot]
@@ -53,6 +58,7 @@ class Parallelized:
     unit_parameters: list[int]
     shapes: dict[str, tuple[int, ...]]
     stage_slots: dict[int, list[Slot]] = field(default_factory=dict)
+    target: str = ""
 
     @property
     def num_parameters(self) -> int:
@@ -97,9 +103,11 @@ def parallelize(
     absent = _cut(root, cut, groups, context)
     check_buffers(module)
     shards = _slice(root, plan, groups, absent)
+    recomputed = _recomputed(root, plan, absent, groups.layout.activation_checkpoint)
+    _split_sequences(root, plan, groups, absent, recomputed, context)
     if absent:
         put_gates(root, units, absent, context)
-    _checkpoint(root, plan, absent, groups.layout.activation_checkpoint)
+    checkpoint_units([root.get_submodule(name) for name in recomputed], groups.layout.activation_checkpoint)
     for holders in sorted(set(names.holders.values())):
         groups.make_group_among(holders)
     describe = Describe(groups, {f"{prefix}{name}": shard for name, shard in shards.items()}, names)
@@ -113,7 +121,7 @@ def parallelize(
             source, name = (initialiser, slot.name[len(prefix) :]) if own else (outer, slot.name)
             sharding.materialise(slot, source.whole(name))
     sharding.attach()
-    made = Parallelized(slots, sharding, context, units, bounds, counts, shapes)
+    made = Parallelized(slots, sharding, context, units, bounds, counts, shapes, target=target)
     made.stage_slots = _stage_slots(root, made)
     return made
 
@@ -240,10 +248,29 @@ def _slice(root: nn.Module, plan: ParallelPlan, groups: Groups, absent: set[str]
     )
 
 
-def _checkpoint(root: nn.Module, plan: ParallelPlan, absent: set[str], kind: str) -> None:
+def _split_sequences(
+    root: nn.Module, plan: ParallelPlan, groups: Groups, absent: set[str], recomputed: Sequence[str], context: StageContext
+) -> None:
+    """Context parallelism: cuts sequences at the model's units, where the layout says so."""
+    layout = groups.layout
+    if groups.context is None:
+        return
+    tensor_group = groups.tensor if layout.sequence_parallel else None
+    region = ContextRegion(groups.context, groups.coordinate.context_parallel, layout.context_parallel_size, tensor_group)
+    found = find_units_present(root, plan.units or plan.shard_units, set())
+    outermost = [name for name in found if not any(name.startswith(f"{other}.") for other in found)]
+    styled = [name for name, _ in root.named_modules() if any(matches(pattern, name) for pattern in plan.tensor)]
+    check_units(root, outermost, styled if groups.tensor is not None else [], region)
+    put_context_gates(root, [name for name in outermost if name not in absent], recomputed, region, plan.sequence_dims)
+    context.leaving, context.arriving = close_for_sending, partial(open_received, region)
+
+
+def _recomputed(root: nn.Module, plan: ParallelPlan, absent: set[str], kind: str) -> list[str]:
+    """Names of the units that are recomputed in backward."""
+    if kind == "none":
+        return []
     patterns = plan.checkpoint_units or tuple(unit for unit in plan.units if "*" in unit)
-    names = find_units_present(root, patterns, absent)
-    if kind != "none" and not patterns:
+    if not patterns:
         raise ModelError(
             message(
                 "activation_checkpoint",
@@ -253,7 +280,7 @@ def _checkpoint(root: nn.Module, plan: ParallelPlan, absent: set[str], kind: str
                 "Give it parallel_plan() with units or checkpoint_units, or set none",
             )
         )
-    checkpoint_units([root.get_submodule(name) for name in names], kind)
+    return find_units_present(root, patterns, absent)
 
 
 def _to_device(module: nn.Module, device: torch.device) -> None:

@@ -11,6 +11,7 @@ import importlib
 import pkgutil
 from functools import cache
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from hybrid_strategy.errors import ConfigError, did_you_mean, message
@@ -29,6 +30,13 @@ def parts(folder: str) -> dict[str, Any]:
         part = entry.load()
         found.setdefault(part.name, part)
     return found
+
+
+def names(folder: str) -> list[str]:
+    """Names of the parts of `folder`, without importing them: a part of ours has the name of its file."""
+    package = Path(__file__).parent.joinpath(*folder.split("."))
+    files = sorted(info.name for info in pkgutil.iter_modules([str(package)]) if not info.name.startswith("_"))
+    return [*files, *(entry.name for entry in entry_points(group=f"hybrid_strategy.{folder}"))]
 
 
 def find(folder: str, name: str, key: str) -> Any:

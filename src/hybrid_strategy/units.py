@@ -2,7 +2,27 @@
 
 from __future__ import annotations
 
+import re
+
 KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": KIB, "MI": MIB, "GI": GIB, "TI": 2**40}
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes as people write them.
+
+    Raises:
+        ValueError: it is no size.
+
+    >>> parse_bytes("5GB"), parse_bytes("1.5 MiB"), parse_bytes("200")
+    (5000000000, 1572864, 200)
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", text.upper())
+    if found is None or found[2] not in _UNITS:
+        raise ValueError(f"{text!r} is not a number of bytes such as 5GB or 200MiB")
+    return int(float(found[1]) * _UNITS[found[2]])
 
 
 def format_bytes(num_bytes: float) -> str:

@@ -132,7 +132,7 @@ def test_a_sweep_goes_on_after_a_failed_point_and_each_has_a_run_of_its_own(fold
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_ctrl_c_ends_a_run_within_5_seconds(folder: Path):
+def test_ctrl_c_saves_and_ends_a_run_within_5_seconds(folder: Path):
     command = [sys.executable, "-m", "hybrid_strategy.cli.main", "train", *OWN, "trainer.max_epochs=-1", "strategy=dp2"]
     parent = subprocess.Popen(
         [*command, "logger=csv_wandb", "callbacks.progress.plain_seconds=0"],
@@ -150,8 +150,13 @@ def test_ctrl_c_ends_a_run_within_5_seconds(folder: Path):
     parent.send_signal(signal.SIGINT)
     _, err = parent.communicate(timeout=30)
     assert time.monotonic() - started < 5
-    assert parent.returncode == 130
-    assert "stopped by Ctrl-C" in err
+    assert parent.returncode == 75
+    assert "stopped by SIGINT after step " in err
+    assert "resume: hybrid train " in err
+    run_dir = Path(next(line for line in err.splitlines() if line.startswith("run folder: ")).partition(": ")[2])
+    said = json.loads((run_dir / "preempted.json").read_text())
+    assert said["signal"] == "SIGINT"
+    assert (Path(said["checkpoint"]) / "manifest.json").is_file()
     time.sleep(1.0)
     left = subprocess.run(["pgrep", "-f", str(folder)], capture_output=True, text=True, check=False).stdout.split()
     assert left == []

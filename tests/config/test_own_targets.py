@@ -30,7 +30,7 @@ def test_the_size_of_its_batch_may_be_unknown():
     assert planned.batch.global_batch_size == 0
     assert planned.batch.num_microbatches == 8
     with pytest.raises(ConfigError, match=r"learning_rate\.scaling is 'auto': it needs the size of the batch"):
-        plan_of(run_config(Source(("data._target_=my.Data", "learning_rate.scaling=auto"))))
+        plan_of(run_config(Source(("data._target_=my.Data", "learning_rate.scaling=auto", "learning_rate.base_batch_size=8"))))
 
 
 def test_a_shipped_target_keeps_its_types():

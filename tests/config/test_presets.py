@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,15 @@ from hybrid_strategy.config.settings import GROUPS
 
 CONF = shipped_folder("conf")
 OPTIONS = sorted(f"{path.parent.name}={path.stem}" for group in GROUPS for path in (CONF / group).glob("*.yaml"))
-NOT_ALONE = {"model=own": "model._target_=my.Module", "data=own": "data._target_=my.Data"}
+HUGGING_FACE = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 512,
+    "max_position_embeddings": 32,
+}
+NOT_ALONE = {"model=own": "model._target_=my.Module", "data=own": "data._target_=my.Data", "model=hf": "model.config=config.json"}
 
 
 def test_every_group_has_options():
@@ -23,7 +32,9 @@ def test_every_group_has_options():
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_option_composes_and_is_planned(option: str, monkeypatch: pytest.MonkeyPatch):
+def test_option_composes_and_is_planned(option: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(HUGGING_FACE))
     monkeypatch.setattr(world, "visible_gpus", lambda: 1 if option == "trainer=gpu" else 0)
     overrides = [option, *([NOT_ALONE[option]] if option in NOT_ALONE else [])]
     config = run_config(Source(tuple(overrides)))

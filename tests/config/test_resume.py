@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-import os
+import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from hybrid_strategy.checkpoint.search import Found
 from hybrid_strategy.config.resume import find_checkpoint
 from hybrid_strategy.config.settings import PathSettings, RunConfig
 from hybrid_strategy.errors import ConfigError
 
 
-def _checkpoint(run: Path, name: str, age_seconds: int) -> Path:
+def _checkpoint(run: Path, name: str, age_seconds: int, meta: str = "{}") -> Path:
     folder = run / "checkpoints" / name
     folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text("{}")
-    stamp = 1_700_000_000 - age_seconds
-    os.utime(folder / "manifest.json", (stamp, stamp))
+    (folder / "meta.json").write_text(meta)
+    digest = {"num_bytes": len(meta), "sha256": hashlib.sha256(meta.encode()).hexdigest()}
+    body = {"format_version": 1, "created_seconds": 1_700_000_000.0 - age_seconds, "files": {"meta.json": digest}}
+    own = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps({**body, "sha256": own}))
     return folder
 
 
 def _find(tmp_path: Path, resume: str | None) -> Path | None:
+    return _search(tmp_path, resume).path
+
+
+def _search(tmp_path: Path, resume: str | None) -> Found:
     return find_checkpoint(replace(RunConfig(), name="mine", resume=resume, paths=PathSettings(output_dir=str(tmp_path))))
 
 
@@ -53,6 +61,41 @@ def test_what_is_not_finished_is_not_resumed(tmp_path: Path):
         _find(tmp_path, str(run))
 
 
+def test_auto_passes_over_what_holds_weights_only(tmp_path: Path):
+    good = _checkpoint(tmp_path / "mine" / "run", "step000010.ckpt", 50)
+    _checkpoint(tmp_path / "mine" / "run", "weights.ckpt", 10, '{"meta": {"weights_only": true}}')
+    found = _search(tmp_path, "auto")
+    assert found.path == good
+    assert found.skipped == (("weights.ckpt", "it holds weights only, so training cannot go on from it"),)
+
+
+def test_a_single_file_is_refused_and_what_to_do_with_it_said(tmp_path: Path):
+    (tmp_path / "old.ckpt").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"training cannot go on from a single file.*Set strategy\.initial_weights"):
+        _find(tmp_path, str(tmp_path / "old.ckpt"))
+
+
+def test_a_checkpoint_that_stepped_aside_is_found(tmp_path: Path):
+    """A process ended between the two renames that replace it."""
+    path = _checkpoint(tmp_path / "run", "last-stopped.ckpt", 10)
+    aside = path.with_name("last-stopped.ckpt.old-0badcafe")
+    path.rename(aside)
+    assert _find(tmp_path, str(path)) == aside
+    assert _find(tmp_path, str(tmp_path / "run")) == aside
+
+
 def test_a_path_that_is_not_there_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="there is no such path"):
         _find(tmp_path, str(tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize("damage", ["altered", "missing"])
+def test_auto_passes_over_what_is_damaged_and_says_so(damage: str, tmp_path: Path):
+    good = _checkpoint(tmp_path / "mine" / "run", "step000010.ckpt", 50)
+    bad = _checkpoint(tmp_path / "mine" / "run", "step000020.ckpt", 10)
+    (bad / "meta.json").unlink() if damage == "missing" else (bad / "meta.json").write_text("[]")
+    found = _search(tmp_path, "auto")
+    assert found.path == good
+    ((name, why),) = found.skipped
+    assert name == "step000020.ckpt"
+    assert f"its file meta.json is {damage}" in why

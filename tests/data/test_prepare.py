@@ -10,10 +10,11 @@ import pytest
 
 import hybrid_strategy.data.prepare as prepare_module
 from hybrid_strategy.data.corpus import find_corpus
-from hybrid_strategy.data.prepare import TextSpec, cache_folder, prepare_text
+from hybrid_strategy.data.prepare import TextSpec, prepare_text
 from hybrid_strategy.data.token_file import open_tokens
 from hybrid_strategy.data.tokenizer import load_tokenizer
 from hybrid_strategy.errors import DataError
+from hybrid_strategy.files import cache_folder
 
 
 def write_files(folder, count=20):

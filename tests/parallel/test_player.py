@@ -47,6 +47,9 @@ class Chain:
     def weights(self, stage: int) -> list[nn.Parameter]:
         return [each for each in self.layers[stage].parameters() if each.requires_grad]
 
+    def before_backward(self, stage: int, micro_batch: int) -> None:
+        pass
+
     def after_backward(self, stage: int, micro_batch: int) -> None:
         pass
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -151,6 +152,18 @@ MODEL_REFUSED = [
         "Set 32 or 34, or sequence_parallel=false.",
     ),
     (
+        {"world_size": 4, "context_parallel_size": 4},
+        {"shape": replace(SHAPE, sequence_length=36)},
+        "sequence_length is 36: context_parallel_size cuts it into two equal chunks a rank. 2 x 4 (context) = 8 does not divide "
+        "36. Set 32 or 40, or context_parallel_size=1.",
+    ),
+    (
+        {"world_size": 8, "context_parallel_size": 2, "tensor_parallel_size": 4, "sequence_parallel": True},
+        {"shape": replace(SHAPE, sequence_length=36, num_key_value_heads=4)},
+        "sequence_length is 36: sequence_parallel splits it evenly over the tensor-parallel ranks. 4 (tensor) x 2 (context) = 8 "
+        "does not divide 36. Set 32 or 40, or sequence_parallel=false.",
+    ),
+    (
         {"world_size": 8, "pipeline_parallel_size": 8},
         {"shape": SHAPE},
         "pipeline_parallel_size is 8: every stage needs a layer of its own. 8 ranks x 1 stages = 8 stages for 4 layers. "
@@ -190,11 +203,6 @@ def test_layouts_that_a_model_a_batch_or_a_node_refuses(settings: dict[str, Any]
 
 
 NOT_YET = [
-    (
-        {"world_size": 8, "context_parallel_size": 2},
-        "context_parallel_size is 2: context parallelism is not available yet. Set 1; with tensor_parallel_size=2 and "
-        "sequence_parallel=true activations are split as well.",
-    ),
     *(
         (
             {"world_size": 4, "pipeline_parallel_size": 2, "schedule": schedule, "sharding": "zero3"},

@@ -9,7 +9,7 @@ import pytest
 from hybrid_strategy.errors import NoLayoutFitsError
 from hybrid_strategy.planning.layouts import check_layout
 from hybrid_strategy.planning.reasons import losers, reliefs, strategy_overrides
-from hybrid_strategy.planning.report import bill_rows, plan_report, relief_rows
+from hybrid_strategy.planning.report import ReportOptions, bill_rows, plan_report, relief_rows
 from hybrid_strategy.planning.search import Question, search
 from hybrid_strategy.spec.cluster import ClusterSpec
 from hybrid_strategy.spec.model_shape import ModelShape
@@ -116,7 +116,7 @@ def test_overrides_say_the_whole_layout() -> None:
 
 
 def test_the_report_is_plain_data() -> None:
-    report = plan_report(search(Question(LLAMA_70B, NODE.with_nodes(16), 1024)), count=5)
+    report = plan_report(search(Question(LLAMA_70B, NODE.with_nodes(16), 1024)), ReportOptions(count=5))
     assert len(report.layouts) <= 5
     assert report.layouts[0]["#"] == "1"
     assert len({tuple(row) for row in report.layouts}) == 1
@@ -133,3 +133,19 @@ def test_the_report_is_plain_data() -> None:
 def test_one_process_has_no_bill() -> None:
     one = replace(NODE, gpus_per_node=1)
     assert bill_rows(search(Question(SMALL, one, 8)).winner.bill) == []
+
+
+def test_long_sequences_may_be_shared_where_rows_are_few() -> None:
+    """16 rows on 32 GPUs: a row must be shared, and of what shares it only context parallelism leaves the layers whole."""
+    question = Question(replace(LLAMA_8B, sequence_length=131072), NODE.with_nodes(4), 16)
+    found = {each.scenario.layout.context_parallel_size for each in search(question).forecasts}
+    assert max(found) > 1
+    short = search(Question(LLAMA_8B, NODE.with_nodes(8), 512))
+    assert {each.scenario.layout.context_parallel_size for each in short.forecasts} == {1}
+
+
+def test_context_parallel_ranks_share_the_states() -> None:
+    fixed = {"context_parallel_size": 8, "sharding": "zero3"}
+    layout = search(Question(LLAMA_8B, NODE, 8, fixed=fixed)).winner.scenario.layout
+    assert (layout.shard_size, layout.state_shards) == (1, 8)
+    assert "strategy.context_parallel_size=8" in strategy_overrides(search(Question(LLAMA_8B, NODE, 8, fixed=fixed)).winner)

@@ -113,3 +113,18 @@ def test_a_pipeline_sends_each_boundary_once_each_way(schedule: str, stages: int
     assert sum(num_bytes["isend"] for _, num_bytes, _ in ranks) == 2 * boundaries * activation
     for calls, _, _ in ranks:
         assert set(calls) == {"isend"}
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+@pytest.mark.parametrize("checkpoint", ["none", "full"])
+def test_context_parallel_gathers_keys_and_values_for_each_pass(microbatches: int, checkpoint: str) -> None:
+    """Keys and values twice, their gradients once (arXiv:2407.21783, section 3.3.2); of the loss one number a micro-batch."""
+    strategy = {"context_parallel_size": 2, "num_microbatches": microbatches, "activation_checkpoint": checkpoint}
+    keys_and_values = FLOAT * 2 * ROWS * SEQUENCE * WIDE.kv_heads * WIDE.head_size
+    for calls, num_bytes, _ in count(2, strategy):
+        assert calls["tensor_all_gather"] == 2 * LAYERS * microbatches
+        assert num_bytes["tensor_all_gather"] == 2 * LAYERS * keys_and_values // 2  # a rank brings its half
+        assert calls["tensor_reduce_scatter"] == LAYERS * microbatches
+        assert num_bytes["tensor_reduce_scatter"] == LAYERS * keys_and_values
+        assert (calls["all_reduce"], num_bytes["all_reduce"]) == (1, FLOAT * WIDE.num_parameters)
+        assert set(calls) == {"tensor_all_gather", "tensor_reduce_scatter", "all_reduce"}

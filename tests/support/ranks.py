@@ -10,6 +10,7 @@ fails, its traceback is raised here; when a rank hangs, all workers are killed a
 from __future__ import annotations
 
 import atexit
+import gc
 import multiprocessing
 import os
 import socket
@@ -20,7 +21,10 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-_context = multiprocessing.get_context("spawn")
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(
+    ["lightning.pytorch", "torchmetrics", "hybrid_strategy.strategy.hybrid"]
+)  # imported once, not by every rank
 _workers: list[tuple[Any, Connection]] = []
 
 
@@ -50,6 +54,13 @@ def environment_of(rank: int, world_size: int, port: int) -> dict[str, str]:
     }
 
 
+def _let_go() -> None:
+    """Frees what the job left in reference cycles: process groups among it, whose threads go on until then."""
+    gc.collect()
+    if not gc.get_freeze_count():
+        gc.freeze()  # the imported libraries are a million objects that need no second look
+
+
 def _serve(connection: Connection) -> None:
     import torch
     import torch.distributed as dist
@@ -74,6 +85,7 @@ def _serve(connection: Connection) -> None:
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
+        _let_go()
         try:
             connection.send(answer)
         except Exception:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
 from pathlib import Path
 
+from hybrid_strategy.checkpoint.digests import read_digest
+from hybrid_strategy.checkpoint.manifest import write_manifest
 from hybrid_strategy.errors import LayoutError
 from hybrid_strategy.launch import failures, parent_death
 from hybrid_strategy.launch.job import log_path
@@ -53,7 +56,11 @@ def main(folder: Path) -> None:
     elif kind == SAVES and not (folder / "checkpoints").exists():
         checkpoint = folder / "checkpoints" / "preempted-step000007.ckpt"
         checkpoint.mkdir(parents=True)
-        (checkpoint / "manifest.json").write_text("{}")
+        (checkpoint / "meta.json").write_text("{}")
+        write_manifest(checkpoint, {"meta.json": read_digest(checkpoint / "meta.json")})
+        damaged = checkpoint.with_name("preempted-step000008.ckpt")
+        shutil.copytree(checkpoint, damaged)
+        (damaged / "meta.json").write_text("")
         (folder / "metrics.csv").write_text("step,train_loss\n0,3.0\n5,2.5\n")
         (folder / "preempted.json").write_text(json.dumps({"step": 7}))
         sys.exit(75)

@@ -63,6 +63,11 @@ class AsyncSaver:
         return self._running is not None and self._running.thread.is_alive()
 
     @property
+    def failed(self) -> bool:
+        """The last save of this rank has ended with an error, which `wait` will raise."""
+        return self._running is not None and not self._running.thread.is_alive() and self._running.error is not None
+
+    @property
     def staged_bytes(self) -> int:
         """Host memory held for copies."""
         return sum(each.numel() * each.element_size() for each in self._buffers.values())
@@ -77,7 +82,7 @@ class AsyncSaver:
             CheckpointError: on every rank: this save cannot be done, or the last one failed (this one is then not started; the
                 error has been delivered, so it may be tried again).
         """
-        if self.when_busy == "skip" and self._any_busy(str(path)):
+        if self.when_busy == "skip" and self.busy_anywhere(path):
             return False
         self.wait()
         prepared = PreparedSave(path, content, options or SaveOptions(), self.ranks)
@@ -134,8 +139,9 @@ class AsyncSaver:
         except BaseException as error:  # delivered by `wait`: a thread has no caller
             running.error = error
 
-    def _any_busy(self, path: str) -> bool:
-        work = Work(path, "save")
+    def busy_anywhere(self, path: str | os.PathLike[str]) -> bool:
+        """A save of some rank is still being written; asked before `path` is saved. Called by every rank."""
+        work = Work(str(path), "save")
         flags = self.ranks.collect(work, lambda: self.busy)
         return self.ranks.lead(work, lambda: any(flags or []))
 

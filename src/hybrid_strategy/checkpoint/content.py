@@ -25,8 +25,9 @@ class CheckpointContent:
 
     Attributes:
         tensors: this rank's blocks by key (`pieces.model_key`, `pieces.optimizer_key`).
-        replicated: values that are not split, by a key that names the parameter they belong to (`optimizer.<name>.step`,
-            `groups.<name>`). Ranks give those of the parameters they hold; ranks that give the same key must give equal values.
+        replicated: values that are not split, by a key that names the parameter they belong to: `optimizer.<name>.step`,
+            `settings.<name>` for the hyper-parameters of its group. Ranks give those of the parameters they hold; ranks that give
+            the same key must give equal values.
         random_state: random states by logical coordinate; likewise united over the ranks.
         state: state of loops, callbacks, schedulers, scaler. Rank 0's is written.
         plan: the plan as JSON data. Rank 0's is written.

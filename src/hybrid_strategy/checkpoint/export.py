@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hybrid_strategy.checkpoint.digests import DigestFile, write_bytes, write_file
 from hybrid_strategy.checkpoint.folder import check_replaceable, commit, remove_folder, resolve, start_partial
 from hybrid_strategy.checkpoint.naming import Naming
 from hybrid_strategy.checkpoint.pieces import Piece
 from hybrid_strategy.checkpoint.planners import PieceLoadPlanner
-from hybrid_strategy.checkpoint.storage import BlockReader, DigestFile, write_bytes, write_file
+from hybrid_strategy.checkpoint.storage import BlockReader
 from hybrid_strategy.checkpoint.verify import verify_checkpoint
 from hybrid_strategy.errors import CheckpointError, message
 
@@ -69,9 +70,9 @@ class ExportReport:
 
 @dataclass(frozen=True)
 class _Entry:
-    """One tensor to export: its key in the checkpoint, its name, shape and dtype in the file."""
+    """One tensor to export: its keys in the checkpoint, joined along their first dimension; its name, shape, dtype there."""
 
-    key: str
+    keys: tuple[str, ...]
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -91,32 +92,53 @@ class _Source:
         self.reader = BlockReader(self.folder)
         self.index = self.reader.read_metadata()
         self.reader.set_up_storage_reader(self.index, is_coordinator=True)
-        self.entries: list[_Entry] = []
         self.left_out: list[str] = []
-        for key, saved in sorted(self.index.state_dict_metadata.items()):
-            self._add(key, saved, options)
-        _check_names(self.entries)
+        named: dict[str, dict[int, str]] = {}
+        for key in sorted(self.index.state_dict_metadata):
+            self._name(key, options.naming, named)
+        self.entries = [self._entry(name, parts, options) for name, parts in sorted(named.items())]
 
     def read(self, entry: _Entry) -> Tensor:
         """The tensor as it is to be written, contiguous on the host."""
-        saved: Any = self.index.state_dict_metadata[entry.key]
-        piece = Piece.whole(entry.key, torch.empty(saved.size, dtype=saved.properties.dtype))
-        planner = PieceLoadPlanner({entry.key: piece})
-        self.reader.read_data(planner.plan(self.index), planner).wait()
-        tensor = piece.tensor.t() if entry.transposed else piece.tensor
-        return tensor.to(entry.dtype).contiguous()
+        parts = [self._whole(key) for key in entry.keys]
+        tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return (tensor.t() if entry.transposed else tensor).to(entry.dtype).contiguous()
 
-    def _add(self, key: str, saved: Any, options: ExportOptions) -> None:
-        name = options.naming.rename(key)
+    def _whole(self, key: str) -> Tensor:
+        saved: Any = self.index.state_dict_metadata[key]
+        piece = Piece.whole(key, torch.empty(saved.size, dtype=saved.properties.dtype))
+        planner = PieceLoadPlanner({key: piece})
+        self.reader.read_data(planner.plan(self.index), planner).wait()
+        return piece.tensor
+
+    def _name(self, key: str, naming: Naming, named: dict[str, dict[int, str]]) -> None:
+        name = naming.rename(key)
         if name is None:
             self.left_out.append(key)
             return
-        transposed, shape, dtype = options.naming.transposed(key), tuple(saved.size), saved.properties.dtype
+        index, parts = naming.part(key)[0], named.setdefault(name, {})
+        if index in parts:
+            rule = "two tensors would have this name"
+            advice = "Let rename return None for one of them"
+            raise CheckpointError(message("exported name", name, rule, f"They are {parts[index]} and {key}", advice))
+        parts[index] = key
+
+    def _entry(self, name: str, parts: dict[int, str], options: ExportOptions) -> _Entry:
+        keys = tuple(key for _, key in sorted(parts.items()))
+        count = options.naming.part(keys[0])[1]
+        if len(keys) != count:
+            numbers = f"It is made of {count} tensors, of which the checkpoint has {', '.join(keys)}"
+            raise CheckpointError(message("exported name", name, "a part of it is missing", numbers, ""))
+        saved: Any = self.index.state_dict_metadata[keys[0]]
+        dtype, shape = saved.properties.dtype, tuple(saved.size)
         if options.dtype is not None and dtype.is_floating_point:
             dtype = options.dtype
         if dtype not in _DTYPES:
-            raise CheckpointError(message(key, dtype, "safetensors has no such dtype", "", "Set dtype"))
-        self.entries.append(_Entry(key, name, shape[::-1] if transposed else shape, dtype, transposed))
+            raise CheckpointError(message(keys[0], dtype, "safetensors has no such dtype", "", "Set dtype"))
+        if count > 1:
+            shape = (count * shape[0], *shape[1:])
+        transposed = options.naming.transposed(keys[0])
+        return _Entry(keys, name, shape[::-1] if transposed else shape, dtype, transposed)
 
 
 def export_file(
@@ -124,7 +146,7 @@ def export_file(
 ) -> ExportReport:
     """Writes the weights of a checkpoint as one safetensors file. One process; the file appears when it is complete.
 
-    Memory: the largest tensor twice (as saved and as written).
+    Memory: the largest tensor twice (as saved and as written), one that is joined of several three times.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or two of its tensors would have one name.
@@ -215,12 +237,3 @@ def _index(shards: dict[str, list[_Entry]]) -> bytes:
 
 def _names(entries: list[_Entry]) -> tuple[str, ...]:
     return tuple(entry.name for entry in entries)
-
-
-def _check_names(entries: list[_Entry]) -> None:
-    seen: dict[str, str] = {}
-    for entry in entries:
-        if (other := seen.setdefault(entry.name, entry.key)) != entry.key:
-            rule = "two tensors would have this name"
-            advice = "Let rename return None for one of them"
-            raise CheckpointError(message("exported name", entry.name, rule, f"They are {other} and {entry.key}", advice))

@@ -22,7 +22,7 @@ import shutil
 import uuid
 from pathlib import Path
 
-from hybrid_strategy.checkpoint.storage import write_bytes
+from hybrid_strategy.checkpoint.digests import write_bytes
 from hybrid_strategy.errors import CheckpointError, message
 from hybrid_strategy.units import format_bytes
 

@@ -118,18 +118,24 @@ def _fill(source: _Tensors, tensors: Mapping[str, Piece], options: ImportOptions
             missing[key] = name
             continue
         used.add(name)
-        _fill_piece(source, name, piece, options.naming.transposed(key))
+        _fill_piece(source, name, piece, options.naming.transposed(key), options.naming.part(key))
     return source.names, used, missing
 
 
-def _fill_piece(source: _Tensors, name: str, piece: Piece, transposed: bool) -> None:
+def _fill_piece(source: _Tensors, name: str, piece: Piece, transposed: bool, part: tuple[int, int]) -> None:
     shape = source.shape(name)[::-1] if transposed else source.shape(name)
-    if shape != piece.spec.full_shape:
+    index, count = part
+    whole = piece.spec.full_shape
+    wanted = (count * whole[0], *whole[1:]) if count > 1 else whole
+    if shape != wanted:
         rule = "the shape in the file differs from the model's"
-        raise CheckpointError(message(name, shape, rule, f"The model has {piece.spec.full_shape}", ""))
+        raise CheckpointError(message(name, shape, rule, f"The model has {wanted}", ""))
     if piece.tensor.numel() == 0:
         return
     slices = piece.spec.slices
+    if count > 1:
+        rows, start = slices[0], index * whole[0]
+        slices = (slice(start + rows.start, start + rows.stop), *slices[1:])
     block = source.block(name, slices[::-1] if transposed else slices)
     with torch.no_grad():
         piece.tensor.copy_(block.t() if transposed else block)
@@ -146,6 +152,16 @@ def _account(path: Path, gathered: list[tuple[set[str], set[str], dict[str, str]
         raise CheckpointError(message("weights", str(path), "their names are not the model's", ". ".join(found), advice))
     certificate = Certificate(str(path), missing=tuple(missing), unexpected=tuple(unexpected))
     return certificate.with_restored("weights", f"{len(used)} tensors")
+
+
+def names_in(path: str | os.PathLike[str]) -> set[str]:
+    """The names of the tensors in a safetensors file or a folder of them. Reads headers only; not collective.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
+    with ExitStack() as stack:
+        return _open_safetensors(Path(path), stack).names
 
 
 def _open_safetensors(path: Path, stack: ExitStack) -> _Tensors:

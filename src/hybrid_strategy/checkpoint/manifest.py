@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hybrid_strategy.checkpoint.digests import Digest, read_digest, write_bytes
 from hybrid_strategy.checkpoint.folder import FORMAT_VERSION, MANIFEST_FILE
-from hybrid_strategy.checkpoint.storage import Digest, read_digest, write_bytes
 from hybrid_strategy.errors import CheckpointError, message
 
 _ADVICE = "Load another checkpoint"

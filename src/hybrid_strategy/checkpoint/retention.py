@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,16 +47,22 @@ def prune(folder: str | os.PathLike[str], retention: Retention, process_group: P
         CheckpointError: on every rank, if one could not be removed.
     """
     ranks, where = Ranks.of(process_group), Path(os.path.abspath(folder))
-    return ranks.lead(Work(str(where), "prune"), lambda: _prune(where, retention))
+    return ranks.lead(Work(str(where), "prune"), lambda: remove_surplus(where, retention))
 
 
-def _prune(folder: Path, retention: Retention) -> list[str]:
+def remove_surplus(folder: Path, retention: Retention, further: Collection[Path] = ()) -> list[str]:
+    """As `prune`, by this process alone; not collective.
+
+    Args:
+        further: checkpoints to keep beside those that a rule keeps.
+    """
     found = committed(folder)
     if retention.keep_last is None:
         return []
     kept = {*found[: retention.keep_last], *_best(found, retention)}
     last = read_last(folder)
-    surplus = [each for each in found if each not in kept and each != last]
+    kept |= {each.absolute() for each in further}
+    surplus = [each for each in found if each.absolute() not in kept and each not in kept and each != last]
     for each in surplus:
         remove_checkpoint(each)
     return sorted(each.name for each in surplus)

@@ -23,9 +23,10 @@ from torch.distributed.checkpoint.storage import WriteResult
 from hybrid_strategy.checkpoint import folder as folders
 from hybrid_strategy.checkpoint.agreement import Ranks, Work
 from hybrid_strategy.checkpoint.content import CheckpointContent, Contribution, small_files
+from hybrid_strategy.checkpoint.digests import Digest, read_digest, write_bytes
 from hybrid_strategy.checkpoint.manifest import write_manifest
 from hybrid_strategy.checkpoint.planners import PieceSavePlanner
-from hybrid_strategy.checkpoint.storage import INDEX_FILE, Digest, IndexWriter, read_digest, write_bytes, write_items
+from hybrid_strategy.checkpoint.storage import INDEX_FILE, IndexWriter, write_items
 from hybrid_strategy.errors import CheckpointError, message
 
 _ITEM_OVERHEAD_BYTES, _SLACK_BYTES = 2048, 2**20

@@ -7,14 +7,11 @@ closed and its reader unpickles `.metadata` freely; this one holds one block at 
 
 from __future__ import annotations
 
-import hashlib
-import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -24,10 +21,10 @@ from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.serialization import get_crc32_options, set_crc32_options
 
+from hybrid_strategy.checkpoint.digests import Digest, DigestFile, write_file
 from hybrid_strategy.errors import CheckpointError, message
 
 INDEX_FILE = ".metadata"
-_CHUNK_BYTES = 2**20
 _INDEX_CLASSES = {
     "torch": {"Size"},
     "torch.serialization": {"_get_layout"},
@@ -43,88 +40,6 @@ _INDEX_CLASSES = {
         "_MEM_FORMAT_ENCODING",
     },
 }
-
-
-class Digest(NamedTuple):
-    """Size and SHA-256 of a file as it was meant to be written."""
-
-    num_bytes: int
-    sha256: str
-
-
-class DigestFile:
-    """A file being written whose digest is taken from what is written, so that a fault of the disk shows when it is read.
-
-    Large blocks are hashed by `helper` while they are written: both take about as long.
-    """
-
-    def __init__(self, stream: IO[bytes], helper: ThreadPoolExecutor) -> None:
-        self.stream = stream
-        self.num_bytes = 0
-        self.error: OSError | None = None
-        self._helper = helper
-        self._hash = hashlib.sha256()
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        hashed = self._helper.submit(self._hash.update, view) if view.nbytes >= _CHUNK_BYTES else None
-        try:
-            self.stream.write(view)
-        except OSError as error:
-            self.error = error  # torch.save may replace it by a RuntimeError that does not name the cause
-            raise
-        finally:
-            if hashed is not None:
-                hashed.result()  # the memory is torch's and may go when this returns
-        if hashed is None:
-            self._hash.update(view)
-        self.num_bytes += view.nbytes
-        return view.nbytes
-
-    def flush(self) -> None:
-        self.stream.flush()
-
-    @property
-    def digest(self) -> Digest:
-        return Digest(self.num_bytes, self._hash.hexdigest())
-
-
-def write_file(path: Path, fill: Callable[[DigestFile], None]) -> Digest:
-    """Writes `path` through `fill` and forces it to the disk.
-
-    Raises:
-        OSError: the disk refused (no space, no permission).
-    """
-    with path.open("wb") as stream, ThreadPoolExecutor(1, "checkpoint-digest") as helper:
-        file = DigestFile(stream, helper)
-        try:
-            fill(file)
-        except Exception:
-            if file.error is not None:
-                raise file.error from None
-            raise
-        stream.flush()
-        os.fsync(stream.fileno())
-    return file.digest
-
-
-def write_bytes(path: Path, data: bytes) -> Digest:
-    """Writes `data` to `path` and forces it to the disk."""
-
-    def fill(file: DigestFile) -> None:
-        file.write(data)
-
-    return write_file(path, fill)
-
-
-def read_digest(path: Path) -> Digest:
-    """Size and SHA-256 of a file as it is on the disk."""
-    found, size = hashlib.sha256(), 0
-    with path.open("rb") as stream:
-        while chunk := stream.read(_CHUNK_BYTES):
-            found.update(chunk)
-            size += len(chunk)
-    return Digest(size, found.hexdigest())
 
 
 def write_items(

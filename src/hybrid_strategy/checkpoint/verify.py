@@ -1,95 +1,24 @@
-"""Which checkpoint of a folder can be trusted: complete, and every file as it was written."""
+"""The ranks' view of which checkpoint can be trusted, and what a checkpoint says of itself."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from torch.distributed import ProcessGroup
 
 from hybrid_strategy.checkpoint.agreement import Ranks, Work
 from hybrid_strategy.checkpoint.content import read_json
-from hybrid_strategy.checkpoint.folder import MANIFEST_FILE, META_FILE, committed_name, unfinished
-from hybrid_strategy.checkpoint.manifest import Manifest, check_files, read_manifest
-from hybrid_strategy.errors import CheckpointError
+from hybrid_strategy.checkpoint.folder import META_FILE
+from hybrid_strategy.checkpoint.search import Found, committed, search, verify_checkpoint
 
-
-@dataclass(frozen=True)
-class Found:
-    """A search for the newest good checkpoint.
-
-    Attributes:
-        path: the checkpoint; None if there is none.
-        skipped: (folder, why) of newer ones that cannot be trusted, and of unfinished ones.
-    """
-
-    path: Path | None
-    skipped: tuple[tuple[str, str], ...] = ()
-
-    def lines(self) -> list[str]:
-        """For printing: what was chosen and what was not."""
-        head = f"Newest good checkpoint: {self.path}" if self.path else "No good checkpoint was found"
-        return [head, *(f"  skipped {name}: {why}" for name, why in self.skipped)]
-
-
-def verify_checkpoint(path: Path, digests: bool = True) -> Manifest:
-    """Checks that a folder is complete and every file is as it was written.
-
-    Raises:
-        CheckpointError: the manifest or a file is missing, truncated or altered; names it.
-    """
-    manifest = read_manifest(path)
-    check_files(path, manifest, digests=digests)
-    return manifest
+__all__ = ["Found", "committed", "find_latest", "read_meta", "verify_checkpoint"]
 
 
 def find_latest(folder: str | os.PathLike[str], process_group: ProcessGroup | None = None, digests: bool = True) -> Found:
     """The newest checkpoint in `folder` that verifies; rank 0 looks and tells all ranks of the group."""
     ranks, where = Ranks.of(process_group), Path(os.path.abspath(folder))
-    return ranks.lead(Work(str(where), "search"), lambda: _search(where, digests))
-
-
-def committed(folder: Path) -> list[Path]:
-    """The folders in `folder` that claim to be complete checkpoints, newest first. Links are left out."""
-    found = [each for each in folder.iterdir() if _claims(each)] if folder.is_dir() else []
-    return sorted(found, key=lambda each: (_created_seconds(each), each.name), reverse=True)
-
-
-def _search(folder: Path, digests: bool) -> Found:
-    skipped = [(each.name, "it was never finished") for each in unfinished(folder)]
-    candidates = committed(folder)
-    skipped += [(each.name, f"it has no {MANIFEST_FILE}") for each in _without_manifest(folder)]
-    for each in candidates:
-        try:
-            verify_checkpoint(each, digests)
-        except CheckpointError as error:
-            skipped.append((each.name, str(error)))
-        else:
-            return Found(each, tuple(skipped))
-    return Found(None, tuple(skipped))
-
-
-def _claims(path: Path) -> bool:
-    return not path.is_symlink() and committed_name(path) is not None and (path / MANIFEST_FILE).is_file()
-
-
-def _without_manifest(folder: Path) -> list[Path]:
-    """Folders that lost their manifest: they have another file that only a checkpoint has."""
-    entries = sorted(folder.iterdir()) if folder.is_dir() else []
-    return [
-        each
-        for each in entries
-        if committed_name(each) is not None and (each / META_FILE).is_file() and not (each / MANIFEST_FILE).is_file()
-    ]
-
-
-def _created_seconds(path: Path) -> float:
-    """When it was committed; for a damaged manifest the folder's own time, so that it is still looked at in its turn."""
-    try:
-        return read_manifest(path).created_seconds
-    except CheckpointError:
-        return (path / MANIFEST_FILE).stat().st_mtime
+    return ranks.lead(Work(str(where), "search"), lambda: search(where, digests=digests))
 
 
 def read_meta(path: Path) -> dict[str, object]:

@@ -80,7 +80,7 @@ def check(config: RunConfig, settings: dict[str, int | float]) -> ParityReport:
         float32_matmul=config.precision.float32_matmul,
     )
     module, data = partial(build_module, config, planned), partial(build_data, config, planned)
-    request = make_request(module, data, _strategy(config), int(settings["steps"]), planned.world.size, options)
+    request = make_request(module, data, _strategy(config, planned), int(settings["steps"]), planned.world.size, options)
     print(f"running one process, then {request.world_size}: {request.steps} steps of {planned.plan.layout.name}", file=sys.stderr)
     return run_check(request)
 
@@ -120,8 +120,8 @@ def _refuse(config: RunConfig, planned: RunPlan) -> None:
         raise ConfigError(message("resume", config.resume, rule, "", "Leave it out"))
 
 
-def _strategy(config: RunConfig) -> dict[str, Any]:
-    arguments = {each.name: getattr(config.strategy, each.name) for each in fields(StrategySettings) if each.name != "_target_"}
+def _strategy(config: RunConfig, planned: RunPlan) -> dict[str, Any]:
+    arguments = {each.name: getattr(planned.strategy, each.name) for each in fields(StrategySettings) if each.name != "_target_"}
     return arguments | {"seed": config.seed if config.strategy.seed is None else config.strategy.seed}
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +14,32 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 
+from hybrid_strategy.callbacks.beside import ForecastBesideMeasured
 from hybrid_strategy.callbacks.progress import PrepareProgress
 from hybrid_strategy.callbacks.results import RunResults
 from hybrid_strategy.callbacks.status import RunStatus
-from hybrid_strategy.callbacks.stop_signal import StopAtSignal
+from hybrid_strategy.checkpoint.verify import read_meta
 from hybrid_strategy.config.build import build_all, build_data, build_module, build_trainer
+from hybrid_strategy.config.forecasting import expected
 from hybrid_strategy.config.plan import RunPlan, plan_of
 from hybrid_strategy.config.settings import RunConfig
-from hybrid_strategy.config.storage import RESULT_FILE, as_values, read_config
+from hybrid_strategy.config.storage import PREEMPTED_FILE, RESULT_FILE, as_values, read_config
+from hybrid_strategy.config.targets import WandbSettings
 from hybrid_strategy.errors import ConfigError
 from hybrid_strategy.files import write_json
 from hybrid_strategy.modules.text_data import TextDataModule
 from hybrid_strategy.reporting.noise import keep_terminal_clear
 from hybrid_strategy.reporting.wandb_run import WandbRunLogger
+from hybrid_strategy.strategy.account import WANDB_ID
+from hybrid_strategy.strategy.stopping import StoppedBySignal
 
 
 def run(run_dir: Path) -> None:
-    """Trains as the run folder's `config.yaml` says and leaves `result.json` there.
+    """Trains as the run folder's `config.yaml` says and leaves `result.json` there; `preempted.json` where a signal came.
 
     Raises:
         ConfigError: Lightning refuses the configuration.
+        StoppedBySignal: on every rank.
     """
     try:
         fit(run_dir)
@@ -43,30 +51,45 @@ def fit(run_dir: Path) -> None:
     """The run itself."""
     config = read_config(run_dir)
     planned = plan_of(config)
-    stop, status = StopAtSignal(run_dir), RunStatus(run_dir)
-    stop.listen()
+    status = RunStatus(run_dir)
     keep_terminal_clear()
     _set_up_torch(config)
     pl.seed_everything(config.seed, workers=True, verbose=False)
     callbacks, results = _allowed(config, list(build_all(config.callbacks, "callbacks").values())), RunResults()
-    loggers = build_all(config.logger, "logger")
+    loggers = build_all(with_run_id(config), "logger")
     try:
-        trainer = build_trainer(config, planned, [results, status, *callbacks, stop], list(loggers.values()))
+        beside = ForecastBesideMeasured(expected(config, planned))
+        trainer = build_trainer(config, planned, [results, status, beside, *callbacks], list(loggers.values()))
         _log_configuration(list(loggers.values()), config, planned)
         module, data = build_module(config, planned), build_data(config, planned)
         if isinstance(data, TextDataModule) and _is_first():
             data.progress = PrepareProgress()
         started = time.monotonic()
-        trainer.fit(module, datamodule=data, ckpt_path=config.resume)
+        with _told_of_stop(trainer, run_dir):
+            trainer.fit(module, datamodule=data, ckpt_path=config.resume)
         seconds = time.monotonic() - started
         if results.stale(trainer):
             trainer.validate(module, datamodule=data, verbose=False)
         if _is_first():
-            _write_result(run_dir, {"seconds": seconds, **results.summary(trainer), **status.summary()}, list(loggers.values()))
+            _write_result(
+                run_dir,
+                {"seconds": seconds, **results.summary(trainer), **status.summary(), **beside.summary()},
+                list(loggers.values()),
+            )
     finally:
         for logger in loggers.values():
             if isinstance(logger, WandbRunLogger):
                 logger.finish()
+
+
+def with_run_id(config: RunConfig) -> dict[str, Any]:
+    """The loggers' settings; a run that goes on from a checkpoint goes on with the W&B run that wrote it."""
+    known = read_meta(Path(config.resume)).get(WANDB_ID) if config.resume else None
+    found = dict(config.logger)
+    for name, values in found.items():
+        if known is not None and values is not None and values.get("_target_") == WandbSettings._target_ and values["id"] is None:
+            found[name] = {**values, "id": known}
+    return found
 
 
 def _allowed(config: RunConfig, callbacks: list[Any]) -> list[Any]:
@@ -74,6 +97,20 @@ def _allowed(config: RunConfig, callbacks: list[Any]) -> list[Any]:
     switches = ((config.trainer.enable_progress_bar, ProgressBar), (config.trainer.enable_checkpointing, Checkpoint))
     unwanted = tuple(kind for switch, kind in switches if switch is False)
     return [each for each in callbacks if not isinstance(each, unwanted)]
+
+
+@contextmanager
+def _told_of_stop(trainer: pl.Trainer, run_dir: Path) -> Iterator[None]:
+    """Leaves `preempted.json` before any rank leaves: the first that does may take the others with it."""
+    try:
+        yield
+    except StoppedBySignal as stop:
+        if trainer.is_global_zero:
+            path = str(stop.checkpoint) if stop.checkpoint else None
+            values = {"step": stop.step, "checkpoint": path, "signal": stop.name, "time": time.time()}
+            write_json(run_dir / PREEMPTED_FILE, values)
+        trainer.strategy.barrier("stopped by a signal")
+        raise
 
 
 def _is_first() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -12,11 +13,17 @@ from hybrid_strategy.errors import HybridError, did_you_mean, message
 COMMANDS = {
     "train": "train a model under the layout of the configuration",
     "plan": "show what train would run, and start nothing",
+    "doctor": "measure this machine, for forecasts of it",
+    "calibrate": "refit what is known of a machine to measured runs",
     "inspect": "show what is seen of a model: parts, units, rules, what is not understood",
     "check": "compare the numbers of the layout with those of one process",
+    "export": "write the weights of a checkpoint as safetensors",
     "sweep": "status, logs, cancel, resume or report of a sweep",
 }
 """Sub-command -> what it does. Each is the function `run(arguments) -> exit code` of the module of its name in this folder."""
+
+CLOSED_PIPE = 141
+"""As shells count a process that wrote into a closed pipe."""
 
 EXIT_CODES = {
     0: "done",
@@ -27,12 +34,13 @@ EXIT_CODES = {
     5: "a sweep ended with failed points",
     75: "stopped by a signal after a checkpoint was written; start it again",
     130: "stopped by Ctrl-C",
+    CLOSED_PIPE: "nobody reads the output any more",
 }
 
 
 def usage() -> str:
     """The text of `hybrid --help`."""
-    commands = "\n".join(f"  {name:<8} {what}" for name, what in COMMANDS.items())
+    commands = "\n".join(f"  {name:<9} {what}" for name, what in COMMANDS.items())
     codes = "\n".join(f"  {code:<8} {what}" for code, what in EXIT_CODES.items())
     return (
         f"usage: hybrid <command> [key=value ...]\n\ncommands:\n{commands}\n\n"
@@ -41,7 +49,20 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs `hybrid` with these arguments (default: those of the process) and returns its exit code."""
+    """Runs `hybrid` with these arguments (default: those of the process) and returns its exit code.
+
+    A reader that has seen enough (`hybrid plan ... | head`) closes the pipe; what is left unsaid then is no error.
+    """
+    code = CLOSED_PIPE
+    try:
+        code = _main(argv)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
+
+
+def _main(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(usage())

@@ -49,7 +49,7 @@ def run(folder: Path) -> int:
     if config.resume is not None:
         console.print(f"resuming from {config.resume}", markup=False, soft_wrap=True)
     show(config, planned, console)
-    launcher.run(Job(FIT, folder, planned.world.devices, environment_of(planned)))
+    launcher.run(Job(FIT, folder, planned.world.devices, environment_of(planned), stops_itself=True))
     result = json.loads((folder / RESULT_FILE).read_text(encoding="utf-8"))
     command = f"hybrid train resume={folder}" if newest_checkpoint(folder) else ""
     print_summary(Closing(result, str(folder), command), console)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hybrid_strategy import registry
+from hybrid_strategy.checkpoint.search import Found
 from hybrid_strategy.cli.arguments import Arguments, parse, parser
 from hybrid_strategy.cli.hydra_app import check_first, run_app
 from hybrid_strategy.cli.multirun import is_sweep, run_sweep
@@ -44,7 +45,7 @@ def run(arguments: Sequence[str]) -> int:
     return run_app(given, lambda config, run_dir: train(config, run_dir, given))
 
 
-def _check(config: RunConfig) -> tuple[RunPlan, Path | None, Launcher]:
+def _check(config: RunConfig) -> tuple[RunPlan, Found, Launcher]:
     """Everything that can be refused before a process is started."""
     planned = plan_of(config)
     if planned.world.num_nodes > 1:
@@ -61,11 +62,13 @@ def train(config: RunConfig, run_dir: Path, given: Arguments) -> None:
         ConfigError: refused before anything is started.
         WorkerFailedError: a rank failed.
     """
-    planned, checkpoint, launcher = _check(config)
-    console = make_console()
-    if checkpoint is not None:
-        console.print(f"resuming from {checkpoint}", markup=False, soft_wrap=True)
-        config = replace(config, resume=str(checkpoint))
+    planned, found, launcher = _check(config)
+    config, console = replace(config, strategy=planned.strategy), make_console()
+    for name, why in found.skipped:
+        console.print(f"skipped {name}: {why}", markup=False, soft_wrap=True)
+    if found.path is not None:
+        console.print(f"resuming from {found.path}", markup=False, soft_wrap=True)
+        config = replace(config, resume=str(found.path))
     elif config.resume is not None:
         console.print(f"nothing to resume for {config.name}: starting anew", markup=False, soft_wrap=True)
         config = replace(config, resume=None)
@@ -74,7 +77,7 @@ def train(config: RunConfig, run_dir: Path, given: Arguments) -> None:
     (run_dir / PLAN_FILE).write_text(json.dumps(planned.to_dict(), indent=2), encoding="utf-8")
     show(config, planned, console)
     try:
-        launcher.run(Job(FIT, run_dir, planned.world.devices, environment_of(planned)))
+        launcher.run(Job(FIT, run_dir, planned.world.devices, environment_of(planned), stops_itself=True))
     except (HybridError, KeyboardInterrupt):
         if newest_checkpoint(run_dir) is not None:
             print(f"run folder: {run_dir}\nresume: {resume_command(given, run_dir)}", file=sys.stderr)

@@ -13,6 +13,7 @@ from hybrid_strategy.config.plan import RunPlan
 from hybrid_strategy.config.settings import RunConfig, StrategySettings
 from hybrid_strategy.config.targets import TEXT_DATA, shape_of, text_data_arguments
 from hybrid_strategy.errors import ConfigError, message
+from hybrid_strategy.planning.learning_rate import warmup_steps
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -71,7 +72,11 @@ def build_module(config: RunConfig, planned: RunPlan) -> pl.LightningModule:
 
     peak = planned.plan.learning_rate
     optimizer = config.optimizer if peak is None else replace(config.optimizer, learning_rate=peak)
-    return LanguageModel(shape, optimizer, config.learning_rate, config.model.get("options"))
+    tokens = planned.plan.batch.global_batch_size * shape.sequence_length
+    warmed = config.learning_rate
+    if warmed.warmup_tokens:
+        warmed = replace(warmed, warmup_steps=warmup_steps(warmed, tokens), warmup_tokens=0)
+    return LanguageModel(shape, optimizer, warmed, config.model.get("options"))
 
 
 def build_data(config: RunConfig, planned: RunPlan) -> pl.LightningDataModule:
@@ -85,13 +90,13 @@ def build_data(config: RunConfig, planned: RunPlan) -> pl.LightningDataModule:
     return TextDataModule(**text_data_arguments(config, rows))
 
 
-def build_strategy(config: RunConfig) -> HybridParallelStrategy:
+def build_strategy(config: RunConfig, planned: RunPlan) -> HybridParallelStrategy:
     """The strategy, in processes that a launcher has started."""
     from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 
     from hybrid_strategy.strategy.hybrid import HybridParallelStrategy
 
-    arguments = {each.name: getattr(config.strategy, each.name) for each in fields(StrategySettings)}
+    arguments = {each.name: getattr(planned.strategy, each.name) for each in fields(StrategySettings)}
     del arguments["_target_"]
     if arguments["seed"] is None:
         arguments["seed"] = config.seed
@@ -110,7 +115,7 @@ def build_trainer(config: RunConfig, planned: RunPlan, callbacks: list[Any], log
             "accelerator": world.accelerator,
             "devices": world.devices,
             "num_nodes": world.num_nodes,
-            "strategy": build_strategy(config),
+            "strategy": build_strategy(config, planned),
             "precision": config.precision.mode,
             "callbacks": callbacks,
             "logger": loggers or False,

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from hybrid_strategy.config.question import AXES, settled
 from hybrid_strategy.config.settings import RunConfig, StrategySettings
 from hybrid_strategy.config.targets import global_batch_size_of, shape_of
-from hybrid_strategy.config.validate import check_words
+from hybrid_strategy.config.validate import check_model, check_words
 from hybrid_strategy.config.world import World, world_of
 from hybrid_strategy.errors import ConfigError, message
 from hybrid_strategy.planning.batches import MICROBATCHES_PER_RANK, resolve_batch
 from hybrid_strategy.planning.build_plan import Decisions, build_plan
 from hybrid_strategy.planning.layouts import check_layout, find_schedule, resolve_layout
+from hybrid_strategy.planning.refusals import check_reduce_dtype
+from hybrid_strategy.planning.staging import checkpoint_bytes, staging_bytes
 from hybrid_strategy.spec.batch import BatchSpec
 from hybrid_strategy.spec.layout import Layout
 from hybrid_strategy.spec.model_shape import ModelShape
@@ -25,16 +28,18 @@ _FULL_KEYS = {each.name: f"strategy.{each.name}" for each in fields(StrategySett
     "sequence_length": "model.sequence_length",
     "world_size": "cluster.devices",
 }
+_LAYOUT = tuple(axis for axis in AXES if axis not in ("num_microbatches", "micro_batch_size"))
 _KEY = re.compile(rf"(?<![\w.])({'|'.join(_FULL_KEYS)})(?==| is )")
 _PROCESSES = re.compile(r"start ([\d, or]+) process(es)?")
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The plan and the processes that will play it."""
+    """The plan and the processes that will play it. `strategy`: the settings with what was left to the planner decided."""
 
     world: World
     plan: Plan
+    strategy: StrategySettings = field(default_factory=StrategySettings)
 
     def to_dict(self) -> dict[str, Any]:
         """What `plan.json` holds."""
@@ -49,11 +54,14 @@ def plan_of(config: RunConfig) -> RunPlan:
         ConfigError: the configuration cannot be honoured.
     """
     check_words(config)
+    check_model(config)
     world = world_of(config)
     try:
-        return RunPlan(world, _planned(config, world))
+        strategy, reasons = settled(config, world)
+        plan = _with_staging(_planned(replace(config, strategy=strategy), world), config, world.size)
     except ConfigError as error:
         raise type(error)(by_full_key(str(error))) from error
+    return RunPlan(world, replace(plan, reasons=(*plan.reasons, *reasons)), strategy)
 
 
 def by_full_key(text: str) -> str:
@@ -66,44 +74,36 @@ def by_full_key(text: str) -> str:
 
 
 def _planned(config: RunConfig, world: World) -> Plan:
-    given = config.strategy
-    layout = resolve_layout(
-        world_size=world.size,
-        data_parallel_size=given.data_parallel_size,
-        tensor_parallel_size=given.tensor_parallel_size,
-        pipeline_parallel_size=given.pipeline_parallel_size,
-        data_parallel_replicate_size=given.data_parallel_replicate_size,
-        sharding=given.sharding,
-        sequence_parallel=given.sequence_parallel,
-        schedule=given.schedule,
-        stages_per_rank=given.stages_per_rank,
-        activation_checkpoint=given.activation_checkpoint,
-    )
+    check_reduce_dtype(config.strategy.reduce_dtype)
+    layout = resolve_layout(world_size=world.size, **{name: getattr(config.strategy, name) for name in _LAYOUT})
     shape = shape_of(config)
     batch, known = _batch(config, layout)
     nodes = world.devices if world.num_nodes > 1 else None
-    check_layout(layout, shape=shape, batch=batch if known else None, gpus_per_node=nodes)
+    follows = config.cluster.name == "local" and config.cluster.devices == "auto" and world.accelerator == "cpu"
+    check_layout(layout, shape=shape, batch=batch if known else None, gpus_per_node=nodes, world_follows=follows)
     return _plan(config, layout, batch, shape)
+
+
+def _with_staging(plan: Plan, config: RunConfig, world_size: int) -> Plan:
+    """With the host memory that checkpoints in the background need, where there are such and the model's size is known."""
+    if not config.strategy.asynchronous_checkpoint or not plan.num_parameters:
+        return plan
+    whole = checkpoint_bytes(plan.num_parameters, config.optimizer, 2 if config.precision.mode.endswith("16-true") else 4)
+    return replace(plan, extra={**plan.extra, "checkpoint_staging_bytes": staging_bytes(whole, world_size)})
 
 
 def _batch(config: RunConfig, layout: Layout) -> tuple[BatchSpec, bool]:
     """The batch, and whether it is known: of the user's own data it may show only when the data is read."""
-    given, accumulate = config.strategy, config.trainer.accumulate_grad_batches
+    accumulate = config.trainer.accumulate_grad_batches
+    given: dict[str, Any] = {name: getattr(config.strategy, name) for name in ("num_microbatches", "micro_batch_size")}
     size = global_batch_size_of(config, layout.data_parallel_size)
     if size is None:
-        if config.learning_rate.scaling != "none":
+        if config.learning_rate.scaling not in ("none", "auto") or config.learning_rate.base_batch_size:
             rule, advice = "it needs the size of the batch", "Set data.batch_size, or learning_rate.scaling=none"
             raise ConfigError(message("learning_rate.scaling", config.learning_rate.scaling, rule, "", advice))
         default = MICROBATCHES_PER_RANK * layout.pipeline_parallel_size if layout.pipeline_parallel_size > 1 else 1
-        return BatchSpec(0, given.num_microbatches or default, accumulate), False
-    batch = resolve_batch(
-        layout,
-        global_batch_size=size,
-        num_microbatches=given.num_microbatches,
-        micro_batch_size=given.micro_batch_size,
-        accumulate_grad_batches=accumulate,
-    )
-    return batch, True
+        return BatchSpec(0, given["num_microbatches"] or default, accumulate), False
+    return resolve_batch(layout, global_batch_size=size, accumulate_grad_batches=accumulate, **given), True
 
 
 def _plan(config: RunConfig, layout: Layout, batch: BatchSpec, shape: ModelShape | None) -> Plan:

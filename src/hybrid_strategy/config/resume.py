@@ -2,53 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
+from hybrid_strategy.checkpoint.folder import MANIFEST_FILE, resolve
+from hybrid_strategy.checkpoint.search import Found, committed, search
 from hybrid_strategy.config.folders import name_folder
 from hybrid_strategy.config.settings import RunConfig
 from hybrid_strategy.errors import ConfigError, message
 
-_MANIFEST = "manifest.json"
-"""The file that a finished checkpoint folder has (`checkpoint/folder.py`, which needs torch)."""
 
+def find_checkpoint(config: RunConfig) -> Found:
+    """The checkpoint to resume from, every file of it verified, and the newer ones that cannot be trusted, with the reasons.
 
-def find_checkpoint(config: RunConfig) -> Path | None:
-    """The checkpoint to resume from; None where there is none to look for, or `auto` found none.
+    Its path is None where there is none to look for, or `auto` found none.
 
     Raises:
-        ConfigError: the path does not exist, or holds no finished checkpoint.
+        ConfigError: the path does not exist, or holds no checkpoint that can be trusted.
     """
     if config.resume is None:
-        return None
+        return Found(None)
     if config.resume == "auto":
-        runs = Path(name_folder(config.paths.output_dir, config.name))
-        return _newest(path for run in _folders(runs) for path in _checkpoints(run))
-    path = Path(config.resume).expanduser()
+        runs = _folders(Path(name_folder(config.paths.output_dir, config.name)))
+        return search(*(place for run in runs for place in _places(run)), for_training=True)
+    found = good_checkpoint(
+        Path(config.resume).expanduser(), "resume", "Set a run folder, a checkpoint or auto", for_training=True
+    )
+    if found.path is not None and found.path.is_file():
+        rule = "training cannot go on from a single file, whose optimizer states have numbers and no names"
+        advice = "Set strategy.initial_weights to it to begin with its weights"
+        raise ConfigError(message("resume", config.resume, rule, "", advice))
+    return found
+
+
+def good_checkpoint(given: Path, key: str, advice: str = "Set a run folder or a checkpoint", for_training: bool = False) -> Found:
+    """What is meant by the path of a checkpoint, or of a run folder or folder of checkpoints: the newest good one there.
+
+    Args:
+        given: a checkpoint that is named itself is verified by who loads it, not here.
+        key, advice: for the error's text.
+        for_training: pass over those that hold weights only.
+
+    Raises:
+        ConfigError: the path does not exist, or holds no checkpoint that can be trusted.
+    """
+    path = resolve(given)
     if not path.exists():
-        raise ConfigError(message("resume", config.resume, "there is no such path", "", "Set a run folder, a checkpoint or auto"))
-    if path.is_file() or (path / _MANIFEST).is_file():
-        return path.resolve()
-    found = newest_checkpoint(path)
-    if found is None:
-        rule = "it holds no finished checkpoint"
-        raise ConfigError(message("resume", config.resume, rule, "", "Set a run folder, a checkpoint or auto"))
-    return found.resolve()
+        raise ConfigError(message(key, str(given), "there is no such path", "", advice))
+    if path.is_file() or (path / MANIFEST_FILE).is_file():
+        return Found(path.resolve())
+    found = search(*_places(path), for_training=for_training)
+    if found.path is None:
+        reasons = "; ".join(f"{name}: {why}" for name, why in found.skipped)
+        raise ConfigError(message(key, str(given), "it holds no finished checkpoint", reasons, advice))
+    return Found(found.path.resolve(), found.skipped)
+
+
+def newest_good(folder: Path) -> Path | None:
+    """The newest checkpoint of a run folder that verifies and that training can go on from; None where there is none."""
+    return search(*_places(folder), for_training=True).path
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest finished checkpoint of a run folder or of a folder of checkpoints; None where there is none."""
-    return _newest(_checkpoints(folder))
+    """The newest finished checkpoint of a run folder or of a folder of checkpoints, not verified; None where there is none."""
+    return next(iter(committed(*_places(folder))), None)
 
 
-def _checkpoints(folder: Path) -> list[Path]:
-    return [*_folders(folder / "checkpoints"), *_folders(folder)]
+def _places(folder: Path) -> list[Path]:
+    """Where the checkpoints of a run may lie, or those of a folder of checkpoints."""
+    return [folder / "checkpoints", folder]
 
 
 def _folders(folder: Path) -> list[Path]:
     return [each for each in folder.iterdir() if each.is_dir()] if folder.is_dir() else []
-
-
-def _newest(folders: Iterable[Path]) -> Path | None:
-    finished = [each for each in folders if ".partial-" not in each.name and (each / _MANIFEST).is_file()]
-    return max(finished, key=lambda each: (each / _MANIFEST).stat().st_mtime_ns, default=None)

@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hybrid_strategy.config.door import door, from_plain
 from hybrid_strategy.config.folders import name_folder, new_stamp
+from hybrid_strategy.config.hugging_face import with_sizes
 from hybrid_strategy.config.literal import escape
 from hybrid_strategy.config.messages import explained
 from hybrid_strategy.config.settings import OPEN_GROUPS, ClusterSettings, RunConfig
@@ -67,6 +68,8 @@ def from_values(values: Mapping[str, Any]) -> RunConfig:
 
 def _typed(group: str, values: dict[str, Any]) -> dict[str, Any]:
     """The values of an open group with defaults and types where `_target_` is known."""
+    if group == "model":
+        values = with_sizes(values)
     for path, kind in open_kinds(group, values).items():
         _, _, entry = path.partition(".")
         if entry:

@@ -16,22 +16,26 @@ from hybrid_strategy.spec.training import LearningRateSpec, OptimizerSpec
 
 STRATEGY_TARGET = "hybrid_strategy.HybridParallelStrategy"
 
+AUTO = "auto"
+"""The value of a setting of the layout that the planner decides (`strategy=auto`: all that is not set)."""
+
 
 @dataclass(frozen=True)
 class StrategySettings:
-    """The arguments of `HybridParallelStrategy`, by their own names."""
+    """The arguments of `HybridParallelStrategy`, by their own names; `auto` leaves one of the layout to the planner."""
 
     _target_: str = STRATEGY_TARGET
-    data_parallel_size: int | str = "auto"
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-    data_parallel_replicate_size: int = 1
+    data_parallel_size: int | str = AUTO
+    tensor_parallel_size: int | str = 1
+    pipeline_parallel_size: int | str = 1
+    context_parallel_size: int | str = 1
+    data_parallel_replicate_size: int | str = 1
     sharding: str = "ddp"
-    sequence_parallel: bool = False
+    sequence_parallel: bool | str = False
     schedule: str = "1F1B"
-    stages_per_rank: int | None = None
-    num_microbatches: int | None = None
-    micro_batch_size: int | None = None
+    stages_per_rank: int | str | None = None
+    num_microbatches: int | str | None = None
+    micro_batch_size: int | str | None = None
     stage_cuts: tuple[int, ...] | None = None
     activation_checkpoint: str = "none"
     module: str | None = None
@@ -39,6 +43,11 @@ class StrategySettings:
     process_group_backend: str | None = None
     timeout: float = 1800.0
     seed: int | None = None
+    reduce_dtype: str | None = None
+    initial_weights: str | None = None
+    asynchronous_checkpoint: bool = False
+    checkpoint_when_busy: str = "wait"
+    checkpoint_error: str = "raise"
 
 
 @dataclass(frozen=True)

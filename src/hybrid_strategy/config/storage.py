@@ -15,6 +15,8 @@ from hybrid_strategy.config.settings import RunConfig
 CONFIG_FILE = "config.yaml"
 PLAN_FILE = "plan.json"
 RESULT_FILE = "result.json"
+PREEMPTED_FILE = "preempted.json"
+"""Written by the first rank when a signal has ended the run, after what there was to save has been saved."""
 
 
 def as_values(config: RunConfig) -> dict[str, Any]:

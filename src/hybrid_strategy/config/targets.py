@@ -15,7 +15,7 @@ TEXT_DATA = "hybrid_strategy.modules.text_data.TextDataModule"
 
 @dataclass(frozen=True)
 class LanguageModelSettings:
-    """The fields of `ModelShape`, and how the model is made."""
+    """The fields of `ModelShape`, and how the model is made. `config`: the Hugging Face file that the sizes are from."""
 
     hidden_size: int
     num_layers: int
@@ -32,6 +32,7 @@ class LanguageModelSettings:
     bias: bool = False
     learned_positions: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
+    config: str | None = None
 
 
 @dataclass(frozen=True)

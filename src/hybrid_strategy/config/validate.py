@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hybrid_strategy.config.settings import STRATEGY_TARGET, RunConfig
-from hybrid_strategy.config.targets import TEXT_DATA
-from hybrid_strategy.errors import ConfigError, did_you_mean, message
+from hybrid_strategy import registry
+from hybrid_strategy.config.settings import AUTO, STRATEGY_TARGET, RunConfig
+from hybrid_strategy.config.targets import TEXT_DATA, shape_of
+from hybrid_strategy.errors import ConfigError, ModelError, did_you_mean, message
 from hybrid_strategy.planning.learning_rate import RULES, SCHEDULES
+from hybrid_strategy.spec.families import shape_refusal
 
 PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true", "64-true")
 MATMUL_PRECISIONS = ("highest", "high", "medium")
 CLIP_ALGORITHMS = ("norm", "value")
 OPTIMIZERS = ("adamw", "sgd")
+SMALLEST_VOCABULARY = 257
+"""256 bytes and the end of a text."""
+
 PROFILERS = ("simple", "advanced", "pytorch")
 
 
@@ -33,20 +38,66 @@ def check_words(config: RunConfig) -> None:
         ("trainer.gradient_clip_algorithm", config.trainer.gradient_clip_algorithm, CLIP_ALGORITHMS),
     ):
         _check_word(key, word, known)
+    if config.strategy.sequence_parallel not in (True, False, AUTO):
+        raise ConfigError(
+            message(
+                "strategy.sequence_parallel",
+                config.strategy.sequence_parallel,
+                "it must be true or false, or auto",
+                "",
+                "Set false",
+            )
+        )
     _check_at_least(config)
     _check_text_fits_model(config)
+
+
+def check_model(config: RunConfig) -> None:
+    """Refuses a shape that no family of ours can be built in.
+
+    Raises:
+        ModelError: an unknown family, or sizes that it does not have.
+    """
+    shape = shape_of(config)
+    if shape is None:
+        return
+    known = registry.names("models")
+    if shape.family not in known:
+        rule = "there is no model family of this name"
+        raise ModelError(message("model.family", shape.family, rule, "", did_you_mean(shape.family, known)))
+    refusal = shape_refusal(shape)
+    if refusal is not None:
+        raise ModelError(message(f"model.{refusal[0]}", *refusal[1:]))
 
 
 def _check_text_fits_model(config: RunConfig) -> None:
     """Tokens of the data must be tokens of the model, and its sequences no longer than the model's."""
     if config.data.get("_target_") != TEXT_DATA:
         return
+    _check_text(config)
     for key in ("vocab_size", "sequence_length"):
         given, limit = config.data.get(key), config.model.get(key)
         if isinstance(given, int) and isinstance(limit, int) and given > limit:
             raise ConfigError(
                 message(f"data.{key}", given, f"it may not exceed model.{key}", f"That is {limit}", f"Set {limit} or less")
             )
+
+
+def _check_text(config: RunConfig) -> None:
+    """What the preparation of text refuses, by the keys of the configuration."""
+    given = config.data
+    vocabulary = given.get("vocab_size") or config.model.get("vocab_size")
+    for key, value, least in (
+        ("data.max_bytes", given.get("max_bytes"), 1),
+        ("data.num_workers", given.get("num_workers"), 0),
+        ("data.sequence_length", given.get("sequence_length"), 1),
+        ("data.vocab_size" if given.get("vocab_size") else "model.vocab_size", vocabulary, SMALLEST_VOCABULARY),
+    ):
+        if isinstance(value, int) and value < least:
+            raise ConfigError(message(key, value, f"it must be {least} or more", "", f"Set {least} or more"))
+    fraction = given.get("validation_fraction")
+    if isinstance(fraction, (int, float)) and not 0 < fraction < 1:
+        raise ConfigError(message("data.validation_fraction", fraction, "it must lie between 0 and 1", "", "Set e.g. 0.01"))
 
 
 def _check_word(key: str, word: str | None, known: Iterable[str]) -> None:
@@ -60,6 +111,8 @@ def _check_at_least(config: RunConfig) -> None:
         ("cluster.num_nodes", config.cluster.num_nodes, 1),
         ("trainer.accumulate_grad_batches", config.trainer.accumulate_grad_batches, 1),
         ("trainer.max_steps", config.trainer.max_steps, -1),
+        ("learning_rate.warmup_tokens", config.learning_rate.warmup_tokens, 0),
+        ("learning_rate.base_batch_size", config.learning_rate.base_batch_size, 0),
         ("learning_rate.warmup_steps", config.learning_rate.warmup_steps, 0),
         ("optimizer.learning_rate", config.optimizer.learning_rate, 0),
         ("optimizer.weight_decay", config.optimizer.weight_decay, 0),

@@ -32,16 +32,29 @@ def visible_gpus() -> int:
 
     Asks the driver itself (`cuDeviceGetCount`), which respects `CUDA_VISIBLE_DEVICES`, because importing torch takes seconds.
     """
-    if version("torch").endswith("+cpu"):
+    driver, count = _driver(), ctypes.c_int(0)
+    if driver is None or driver.cuDeviceGetCount(ctypes.byref(count)):
         return 0
+    return count.value
+
+
+def gpu_name() -> str:
+    """The driver's name of the first GPU, e.g. `NVIDIA H100 80GB HBM3`; empty where there is none."""
+    driver, name = _driver(), ctypes.create_string_buffer(128)
+    if driver is None or driver.cuDeviceGetName(name, len(name), 0):
+        return ""
+    return name.value.decode(errors="replace")
+
+
+def _driver() -> ctypes.CDLL | None:
+    """The driver's library, initialised; None where torch was built for the CPU or there is no driver."""
+    if version("torch").endswith("+cpu"):
+        return None
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return 0
-    count = ctypes.c_int(0)
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
-        return 0
-    return count.value
+        return None
+    return None if driver.cuInit(0) else driver
 
 
 def world_of(config: RunConfig) -> World:
@@ -88,10 +101,13 @@ def _accelerator(config: RunConfig) -> str:
 def _needed(config: RunConfig) -> int:
     """Processes of one copy of the model, times the copies where their number is given."""
     given = config.strategy
-    sizes = [given.tensor_parallel_size, given.pipeline_parallel_size]
-    if isinstance(given.data_parallel_size, int):
-        sizes.append(given.data_parallel_size)
-    return max(1, math.prod(sizes))
+    sizes = (
+        given.tensor_parallel_size,
+        given.pipeline_parallel_size,
+        given.context_parallel_size,
+        given.data_parallel_size,
+    )
+    return max(1, math.prod(size for size in sizes if isinstance(size, int)))
 
 
 def _asked_for(config: RunConfig, devices: int, accelerator: str, gpus: int) -> World:

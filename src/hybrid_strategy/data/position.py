@@ -26,7 +26,6 @@ class MeshPosition(ABC):
 
     Attributes:
         epoch: the epoch that the next iteration reads.
-        epoch_offset: added to the epochs that the trainer sets, where the trainer's count differs from that of the data.
         first_sample: samples of this epoch that were consumed before the next iteration.
         first_batch: the number of the next iteration's first batch.
         batches_done: batches of this epoch that the trainer has finished. Set by the trainer, read by `state_dict()`.
@@ -37,7 +36,6 @@ class MeshPosition(ABC):
     """
 
     block_size: int = 0
-    epoch_offset: int = 0
 
     def __init__(self, data_parallel_size: int, data_parallel_rank: int, seed: int, worker_stream: int) -> None:
         if not 0 <= data_parallel_rank < data_parallel_size:
@@ -81,9 +79,8 @@ class MeshPosition(ABC):
 
     def set_epoch(self, epoch: int) -> None:
         """Another epoch begins at its first sample; the epoch at hand keeps its position."""
-        own = epoch + self.epoch_offset
-        if own != self.epoch:
-            self._go_to(own, 0, 0)
+        if epoch != self.epoch:
+            self._go_to(epoch, 0, 0)
 
     def resume(self, epoch: int, consumed_samples: int, batches_done: int | None = None) -> None:
         """The next iteration yields those samples of `epoch` that come after the first `consumed_samples`.

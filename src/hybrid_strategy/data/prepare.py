@@ -25,6 +25,7 @@ from hybrid_strategy.data.corpus import Corpus, Document, find_corpus
 from hybrid_strategy.data.token_file import TokenWriter, open_tokens, write_json
 from hybrid_strategy.data.tokenizer import END_OF_TEXT, check_vocab_size, encode, tokenizer_digest, train_tokenizer
 from hybrid_strategy.errors import DataError, message
+from hybrid_strategy.files import cache_folder
 
 VERSION = 1
 TRAINING_BYTES = 32 << 20
@@ -66,12 +67,6 @@ class PreparedText:
     vocab_size: int
     train_tokens: int
     validation_tokens: int
-
-
-def cache_folder(cache_dir: str | Path | None = None) -> Path:
-    """Where prepared text is kept."""
-    chosen = cache_dir or os.environ.get("HYBRID_STRATEGY_CACHE") or "~/.cache/hybrid_strategy"
-    return Path(chosen).expanduser()
 
 
 def prepare_text(spec: TextSpec, progress: Progress | None = None) -> PreparedText:

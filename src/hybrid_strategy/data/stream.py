@@ -135,9 +135,12 @@ class MeshStream(MeshPosition, Sampler[list[None]]):
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
-        dataset_set_epoch = getattr(self.spec.dataset, "set_epoch", None)
-        if callable(dataset_set_epoch):
-            dataset_set_epoch(epoch)
+        self._tell_dataset()
+
+    def _tell_dataset(self) -> None:
+        set_epoch = getattr(self.spec.dataset, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(self.epoch)
 
     def state_dict(self, batches_done: int | None = None) -> dict[str, int]:
         done = self.batches_done if batches_done is None else batches_done
@@ -148,6 +151,7 @@ class MeshStream(MeshPosition, Sampler[list[None]]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self._replay_block = int(state.get("block_size", self.block_size))
+        self._tell_dataset()  # workers get a copy of it before the trainer sets the epoch
 
     def _go_to(self, epoch: int, first_sample: int, first_batch: int | None) -> None:
         super()._go_to(epoch, first_sample, first_batch)

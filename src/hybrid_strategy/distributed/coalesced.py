@@ -27,8 +27,10 @@ def buckets(tensors: Sequence[Tensor], bucket_bytes: int = BUCKET_BYTES) -> Iter
         yield current
 
 
-def all_reduce_coalesced(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
+def all_reduce_coalesced(tensors: Sequence[Tensor], group: dist.ProcessGroup | None, dtype: torch.dtype | None = None) -> None:
     """Sums every tensor in place over `group`; the same tensors, in the same order, on every rank.
+
+    They travel and are summed as `dtype`, where it is given.
 
     The messages overlap: a bucket is filled while the one before it travels.
     """
@@ -37,8 +39,10 @@ def all_reduce_coalesced(tensors: Sequence[Tensor], group: dist.ProcessGroup | N
     running: list[tuple[dist.Work | None, Tensor, list[Tensor]]] = []
     for indices in buckets(tensors):
         bucket = [tensors[index] for index in indices]
-        alone = len(bucket) == 1 and bucket[0].is_contiguous()
+        as_is = dtype is None or dtype == bucket[0].dtype
+        alone = as_is and len(bucket) == 1 and bucket[0].is_contiguous()
         flat = bucket[0] if alone else torch.cat([tensor.reshape(-1) for tensor in bucket])
+        flat = flat if as_is else flat.to(dtype)
         running.append((dist.all_reduce(flat, group=group, async_op=True), flat, [] if alone else bucket))
     for work, flat, bucket in running:
         if work is not None:

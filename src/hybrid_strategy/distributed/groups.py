@@ -16,6 +16,9 @@ class Groups:
     """Where this rank stands and whom it talks to; a group is `None` where its axis has size 1.
 
     Attributes:
+        data: data-parallel ranks, which see other samples; `context`: ranks that see other parts of the same samples.
+        gradient: both together, over which gradients are summed.
+        shard: ranks over which the sharding splits states; context-parallel ranks are among them. `replicate`: their replicas.
         upward: pipeline group for messages to a higher pipeline rank, `downward` for those to a lower one. Two groups, so that on
             a backend that keeps the order of messages between two ranks (NCCL) a send never waits behind a receive.
         control: pipeline group on gloo, for the shapes of messages seen for the first time.
@@ -27,6 +30,8 @@ class Groups:
     mesh: DeviceMesh
     tensor: dist.ProcessGroup | None
     data: dist.ProcessGroup | None
+    context: dist.ProcessGroup | None
+    gradient: dist.ProcessGroup | None
     shard: dist.ProcessGroup | None
     replicate: dist.ProcessGroup | None
     upward: dist.ProcessGroup | None
@@ -47,14 +52,36 @@ class Groups:
         self.among[pipeline_ranks] = group if self.coordinate.pipeline_parallel in pipeline_ranks else None
 
     @property
+    def state_shard(self) -> int:
+        """Which of the `layout.state_shards` pieces of the states this rank holds."""
+        at = self.coordinate
+        return (
+            at.data_parallel_shard * self.layout.context_parallel_size + at.context_parallel
+            if self.layout.state_shards > 1
+            else 0
+        )
+
+    @property
+    def is_first_replica(self) -> bool:
+        """Is this rank the first of those that hold the same where nothing is sharded?"""
+        return self.coordinate.data_parallel == 0 and self.coordinate.context_parallel == 0
+
+    @property
     def is_last_pipeline_rank(self) -> bool:
         return self.coordinate.pipeline_parallel == self.layout.pipeline_parallel_size - 1
+
+
+_GRADIENT, _SHARD = "data_context_parallel", "shard_context_parallel"
+"""Flattened axes of the mesh, with context parallelism."""
 
 
 def build_mesh(layout: Layout, device_type: str) -> DeviceMesh:
     """The mesh over `MESH_AXES`, with `data_parallel` as the flattened pair of replicate and shard."""
     mesh = init_device_mesh(device_type, layout.axis_sizes, mesh_dim_names=MESH_AXES)
     mesh["data_parallel_replicate", "data_parallel_shard"]._flatten("data_parallel")
+    if layout.context_parallel_size > 1:
+        mesh["data_parallel_replicate", "data_parallel_shard", "context_parallel"]._flatten(_GRADIENT)
+        mesh["data_parallel_shard", "context_parallel"]._flatten(_SHARD)
     return mesh
 
 
@@ -66,6 +93,7 @@ def build_groups(layout: Layout, device: torch.device) -> Groups:
     def group(axis: str) -> dist.ProcessGroup | None:
         return mesh[axis].get_group() if mesh[axis].size() > 1 else None
 
+    split = layout.context_parallel_size > 1
     upward = group("pipeline_parallel")
     downward, control = _more_pipeline_groups(layout, upward)
     return Groups(
@@ -75,7 +103,9 @@ def build_groups(layout: Layout, device: torch.device) -> Groups:
         mesh=mesh,
         tensor=group("tensor_parallel"),
         data=group("data_parallel"),
-        shard=group("data_parallel_shard"),
+        context=group("context_parallel"),
+        gradient=group(_GRADIENT if split else "data_parallel"),
+        shard=group(_SHARD if split and layout.sharding != "ddp" else "data_parallel_shard"),
         replicate=group("data_parallel_replicate"),
         upward=upward,
         downward=downward,
@@ -86,8 +116,11 @@ def build_groups(layout: Layout, device: torch.device) -> Groups:
 def _more_pipeline_groups(
     layout: Layout, upward: dist.ProcessGroup | None
 ) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
-    """The groups `downward` and `control`. gloo matches messages by tag, so there one group serves all three."""
-    if upward is None or dist.get_backend(upward) == "gloo":
+    """The groups `downward` and `control`. gloo matches messages by tag, so there one group serves all three.
+
+    The same where nothing travels (torch's `fake` backend).
+    """
+    if upward is None or dist.get_backend(upward) in ("gloo", "fake"):
         return upward, upward
     columns = layout.world_size // layout.pipeline_parallel_size
     members = [list(range(column, layout.world_size, columns)) for column in range(columns)]

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
+from types import FrameType
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
-from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+from torch.distributed.elastic.multiprocessing.api import SignalException, SubprocessContext
+
+from hybrid_strategy.checkpoint.stop_request import INSISTENCE, signals_to_hear
+
+LEAVE_SECONDS = 60
+"""How long the other ranks may take to leave after the first of them has left on request."""
 
 
 class RankLogs(LogsSpecs):
@@ -32,13 +39,21 @@ class Agent(LocalElasticAgent):
     in a collective for the dead one take all of it.
 
     Attributes:
+        passes_signals_on: ranks that stop by themselves get the signals of this process; the third Ctrl-C ends them at once.
+        stop_signal: the first signal that was passed on; 0 while none has come.
         first_exit_codes: rank -> exit code of those that had failed when their peers were told to stop.
     """
 
+    passes_signals_on = False
+    stop_signal = 0
     first_exit_codes: dict[int, int] | None = None
+    _interrupts = 0
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         pids: dict[int, Any] = super()._start_workers(worker_group)
+        if self.passes_signals_on:
+            for number in signals_to_hear():
+                signal.signal(number, self._pass_on)
         context = self._pcontext
         if isinstance(context, SubprocessContext):
             close, failures = context.close, context._failures
@@ -46,10 +61,19 @@ class Agent(LocalElasticAgent):
             def close_soon(death_sig: signal.Signals | None = None, timeout: int = 0) -> None:
                 if self.first_exit_codes is None:
                     self.first_exit_codes = {rank: failure.exitcode for rank, failure in failures.items()}
-                close(death_sig, self._shutdown_timeout)
+                close(death_sig, LEAVE_SECONDS if self.stop_signal else self._shutdown_timeout)
 
             context.close = close_soon  # type: ignore[method-assign]
         return pids
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        self.stop_signal = self.stop_signal or number
+        self._interrupts += number == signal.SIGINT
+        if self._interrupts >= INSISTENCE:
+            raise SignalException("stopped at once", signal.Signals(number))
+        for pid in self._pcontext.pids().values() if self._pcontext is not None else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
 
 def quieten() -> None:

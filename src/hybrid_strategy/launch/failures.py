@@ -9,7 +9,7 @@ import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hybrid_strategy.errors import HybridError, RunError
+from hybrid_strategy.errors import HybridError, PreemptedError, RunError
 from hybrid_strategy.launch.job import error_path, log_path
 
 # What a rank reports when the failure was another's: its peer is gone. Only shown when no rank reports anything else.
@@ -86,6 +86,21 @@ def explain(log_dir: Path, world_size: int, exit_codes: dict[int, int]) -> Worke
     where = f"rank {failure.rank} failed; log: {log_path(log_dir, failure.rank)}"
     text = failure.message if failure.refusal else failure.traceback.rstrip()
     return WorkerFailedError(f"{text}\n{where}", failure.exit_code)
+
+
+def raise_if_stopped(log_dir: Path, world_size: int, signal_number: int, exit_codes: dict[int, int]) -> None:
+    """Raises PreemptedError where the ranks left on request, or had nothing to listen with yet when it came.
+
+    Args:
+        signal_number: what asked the launcher; 0 where it was not asked: a rank may be told directly.
+        exit_codes: as for `explain`.
+    """
+    failure = first_failure(log_dir, world_size)
+    if failure is not None and failure.exit_code == PreemptedError.exit_code:
+        raise PreemptedError(failure.message)
+    asked = signal_number and failure is None and exit_codes
+    if asked and all(code in (-signal_number, -signal.SIGTERM) for code in exit_codes.values()):
+        raise PreemptedError(f"stopped by {signal.Signals(signal_number).name} before training began")
 
 
 def _died_silently(log_dir: Path, rank: int, exit_code: int) -> WorkerFailedError:

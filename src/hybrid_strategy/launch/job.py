@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+LISTEN_VARIABLE = "HYBRID_STRATEGY_LISTENS"
+"""Set for ranks that look for a request to stop by themselves."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -16,12 +19,15 @@ class Job:
         target: `package.module:function`; every rank calls `function(run_dir)`.
         run_dir: the run folder; ranks write `logs/rank<r>.log` and, when they fail, `logs/rank<r>.error.json` into it.
         environment: variables set for the ranks only.
+        stops_itself: the target looks for a request to stop (`checkpoint/stop_request.py`): signals are passed on to it, and
+            it is given the time it needs to save and leave.
     """
 
     target: str
     run_dir: Path
     world_size: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
+    stops_itself: bool = False
 
     @property
     def log_dir(self) -> Path:
@@ -38,6 +44,7 @@ class Launcher(Protocol):
 
         Raises:
             WorkerFailedError: a rank failed; carries the first failure.
+            PreemptedError: the ranks left because a signal asked them to.
             KeyboardInterrupt: stopped from the terminal; no process is left.
         """
 

@@ -8,16 +8,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
 
+from hybrid_strategy.checkpoint.stop_request import REQUEST
 from hybrid_strategy.errors import ConfigError, message
 from hybrid_strategy.launch import failures, worker
 
-RECEIVED_VARIABLE = "HYBRID_STRATEGY_STOP_RECEIVED"
 _PLAN_FILE = "plan.json"
 _TASKS = re.compile(r"^(\d+)(?:\(x(\d+)\))?$")
 
@@ -78,15 +76,10 @@ def check_world(plan: Mapping[str, object], variables: Mapping[str, str]) -> Non
     raise ConfigError(message("SLURM_STEP_NUM_TASKS", tasks, rule, numbers, advice))
 
 
-def _remember(number: int, frame: FrameType | None) -> None:
-    """There is nothing to save yet; whoever listens later (`callbacks/stop_signal.py`) finds it."""
-    os.environ[RECEIVED_VARIABLE] = str(number)
-
-
 def main() -> None:
     """Runs one rank; leaves without waiting for what a dead peer will never answer."""
     target, run_dir = sys.argv[1], Path(sys.argv[2])
-    signal.signal(signal.SIGUSR1, _remember)
+    REQUEST.listen()  # a signal that comes before there is anything to save is remembered
     rank = int(os.environ.get("SLURM_PROCID", "0"))
     try:
         variables = rank_variables(os.environ)

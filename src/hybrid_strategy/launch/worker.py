@@ -5,13 +5,15 @@ Ties itself to its parent, sends its output to the rank's log, calls `function(r
 
 from __future__ import annotations
 
+import gc
 import os
 import pkgutil
 import sys
 from pathlib import Path
 
+from hybrid_strategy.checkpoint.stop_request import REQUEST
 from hybrid_strategy.launch import failures, logs, parent_death
-from hybrid_strategy.launch.job import log_path
+from hybrid_strategy.launch.job import LISTEN_VARIABLE, log_path
 
 
 def run(target: str, run_dir: Path, rank: int) -> int:
@@ -32,14 +34,25 @@ def run(target: str, run_dir: Path, rank: int) -> int:
     return 0
 
 
+def leave_groups() -> None:
+    """Ends the threads of all process groups: one that still runs while the interpreter is taken apart aborts the process."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+        gc.collect()
+
+
 def main() -> None:
     """Runs and leaves without waiting for what a dead peer will never answer."""
     parent_death.guard()
+    if os.environ.get(LISTEN_VARIABLE):
+        REQUEST.listen()
     code = run(sys.argv[1], Path(sys.argv[2]), int(os.environ.get("RANK", "0")))
     sys.stdout.flush()
     sys.stderr.flush()
     if code:
         os._exit(code)
+    leave_groups()
 
 
 if __name__ == "__main__":

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from hybrid_strategy.errors import ModelError, message
+from hybrid_strategy.spec.families import shape_refusal
 from hybrid_strategy.spec.model_shape import ModelShape
 
 INITIAL_STD = 0.02
 """GPT-2's and Llama's standard deviation of weights."""
 
 
-def check_heads(shape: ModelShape) -> None:
-    """Refuses key/value heads that do not divide the query heads."""
-    heads = shape.num_attention_heads
-    if heads % shape.kv_heads:
-        rule, numbers = "it must divide num_attention_heads", f"{shape.kv_heads} does not divide {heads}"
-        advice = f"Set it to {' or '.join(str(each) for each in range(1, heads + 1) if heads % each == 0)}"
-        raise ModelError(message("model.shape.num_key_value_heads", shape.kv_heads, rule, numbers, advice))
+def check_shape(shape: ModelShape, family: str) -> None:
+    """Refuses sizes that `family` cannot be built in.
+
+    Raises:
+        ModelError: by the field of the shape.
+    """
+    refusal = shape_refusal(replace(shape, family=family))
+    if refusal is not None:
+        raise ModelError(message(f"model.shape.{refusal[0]}", *refusal[1:]))
 
 
 def init_parameter(name: str, tensor: Tensor, generator: torch.Generator, num_layers: int, residual: tuple[str, ...]) -> None:

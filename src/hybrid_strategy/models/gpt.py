@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hybrid_strategy.errors import ModelError, message
 from hybrid_strategy.models import _decoder
+from hybrid_strategy.models._hf_gpt2 import EXCHANGE
 from hybrid_strategy.spec.model_shape import ModelShape
 from hybrid_strategy.spec.parallel_plan import ParallelPlan
 
@@ -100,8 +100,8 @@ class GPT(nn.Module):
 
     def __init__(self, shape: ModelShape, dropout: float = 0.0, norm_eps: float = 1e-5) -> None:
         super().__init__()
-        _check(shape)
-        self.shape = shape
+        _decoder.check_shape(shape, "gpt")
+        self.shape, self.options = shape, {"dropout": dropout, "norm_eps": norm_eps}
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.embed_positions = LearnedPositions(shape, dropout)
         self.layers = nn.ModuleList(DecoderLayer(shape, dropout, norm_eps) for _ in range(shape.num_layers))
@@ -150,19 +150,11 @@ class GPT(nn.Module):
         _decoder.init_parameter(name, tensor, generator, self.shape.num_layers, residual=("o_proj", "down_proj"))
 
 
-def _check(shape: ModelShape) -> None:
-    _decoder.check_heads(shape)
-    for key, wanted in (("gated_mlp", False), ("learned_positions", True)):
-        if getattr(shape, key) is not wanted:
-            rule = f"the family gpt has {'none' if key == 'gated_mlp' else 'them'}"
-            advice = f"Set it to {wanted} or take family llama"
-            raise ModelError(message(f"model.shape.{key}", not wanted, rule, "", advice))
-
-
 class GPTFamily:
     """The door of the registry."""
 
     name = "gpt"
+    exchange = EXCHANGE
     tiny = ModelShape(16, 3, 4, 22, 67, 8, 2, family="gpt", gated_mlp=False, bias=True, learned_positions=True)
 
     def build(self, shape: ModelShape, **options: Any) -> nn.Module:

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hybrid_strategy.errors import ModelError, message
 from hybrid_strategy.models import _decoder
+from hybrid_strategy.models._hf_llama import EXCHANGE
 from hybrid_strategy.spec.model_shape import ModelShape
 from hybrid_strategy.spec.parallel_plan import ParallelPlan
 
@@ -102,8 +102,9 @@ class Llama(nn.Module):
 
     def __init__(self, shape: ModelShape, rope_theta: float = 10000.0, norm_eps: float = 1e-5) -> None:
         super().__init__()
-        _check(shape)
+        _decoder.check_shape(shape, "llama")
         self.shape, self.rope_theta = shape, rope_theta
+        self.options = {"rope_theta": rope_theta, "norm_eps": norm_eps}
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(shape, norm_eps) for _ in range(shape.num_layers))
         self.norm = nn.RMSNorm(shape.hidden_size, eps=norm_eps)
@@ -151,17 +152,11 @@ class Llama(nn.Module):
         _decoder.init_parameter(name, tensor, generator, self.shape.num_layers, residual=("o_proj", "down_proj"))
 
 
-def _check(shape: ModelShape) -> None:
-    _decoder.check_heads(shape)
-    for key in ("bias", "learned_positions"):
-        if getattr(shape, key):
-            raise ModelError(message(f"model.shape.{key}", True, "the family llama has none", "", "Unset it or take family gpt"))
-
-
 class LlamaFamily:
     """The door of the registry."""
 
     name = "llama"
+    exchange = EXCHANGE
     tiny = ModelShape(16, 3, 4, 22, 67, 8, num_key_value_heads=2)
 
     def build(self, shape: ModelShape, **options: Any) -> nn.Module:

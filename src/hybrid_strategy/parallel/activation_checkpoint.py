@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 import torch
@@ -28,11 +28,16 @@ def _policy(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> Check
     return CheckpointPolicy.MUST_SAVE if operation in _KEPT_OPERATIONS else CheckpointPolicy.PREFER_RECOMPUTE
 
 
+def selective_contexts() -> Any:
+    """The contexts of a region of which matrix products and attention are kept; for `torch.utils.checkpoint`."""
+    return create_selective_checkpoint_contexts(_policy)
+
+
 def checkpoint_units(units: Sequence[nn.Module], kind: str) -> None:
     """Makes `units` recompute their activations in backward; `kind` is `none`, `selective` or `full`."""
     if kind == "none":
         return
-    contexts = partial(create_selective_checkpoint_contexts, _policy) if kind == "selective" else None
+    contexts = selective_contexts if kind == "selective" else None
     for unit in units:
         unit.forward = _recomputed(unit.forward, contexts)
 

@@ -69,7 +69,8 @@ def _needs_reset(layer: nn.Module, rule: object) -> bool:
 
 def _whole_copy(layer: nn.Module) -> nn.Module:
     """A copy on the meta device, taken before the layer is split; costs no memory."""
-    return copy.deepcopy(layer).to("meta")
+    copied = copy.deepcopy(layer)
+    return copied if all(each.is_meta for each in (*copied.parameters(), *copied.buffers())) else copied.to("meta")
 
 
 def check_buffers(root: nn.Module) -> None:

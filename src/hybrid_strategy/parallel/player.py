@@ -7,6 +7,7 @@ The player knows nothing of models: a `StageRunner` runs a stage's forward pass,
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from hybrid_strategy.parallel.routes import RankRoutes, Route, rank_routes
 from hybrid_strategy.parallel.split_backward import WeightWork, backward_input, backward_weight
+from hybrid_strategy.parallel.stopwatch import Stopwatch
 from hybrid_strategy.parallel.transport import Message, Transport
 from hybrid_strategy.parallel.trees import detach_leaf, map_tensors, tensors_of
 from hybrid_strategy.spec.table import BACKWARD, FORWARD, INPUT, Cell, ScheduleTable
@@ -27,6 +29,9 @@ class StageRunner(Protocol):
 
     def weights(self, stage: int) -> list[nn.Parameter]:
         """The trainable parameters of a stage; asked for by schedules that split the backward pass."""
+
+    def before_backward(self, stage: int, micro_batch: int) -> None:
+        """Called before the pass that makes the gradients of this stage's weights."""
 
     def after_backward(self, stage: int, micro_batch: int) -> None:
         """Called when all gradients of this stage and micro-batch are there."""
@@ -56,11 +61,16 @@ class Player:
     def __init__(self, rank: int, transport: Transport | None, at: Callable[[Cell], None] = lambda cell: None) -> None:
         self._rank, self._transport, self._at = rank, transport, at
         self.peak_in_flight = 0
+        self.stopwatch: Stopwatch | None = None
 
     def play(self, table: ScheduleTable, runner: StageRunner, signatures: Sequence[Hashable]) -> None:
         """Plays this rank's cells. `signatures[j]` tells the shapes of micro-batch `j` from those of others."""
         run = _Run(table, runner, signatures, rank_routes(table, self._rank), self._transport)
-        cells = table.ranks[self._rank]
+        run.stopwatch = self.stopwatch
+        with self.stopwatch.play() if self.stopwatch is not None else nullcontext():
+            self._play(table.ranks[self._rank], run)
+
+    def _play(self, cells: Sequence[Cell], run: _Run) -> None:
         for index, cell in enumerate(cells):
             self._at(cell)
             run.post(cell)
@@ -88,6 +98,7 @@ class _Run:
         self._local: dict[Cell, Any] = {}
         self._posted = dict.fromkeys(routes.arrivals, 0)
         self._grad = any(cell.kind != FORWARD for cells in table.ranks for cell in cells)
+        self.stopwatch: Stopwatch | None = None
 
     def cell(self, cell: Cell) -> None:
         if cell.kind == FORWARD:
@@ -135,7 +146,8 @@ class _Run:
     def _take(self, cell: Cell, sources: Sequence[Cell]) -> Any:
         route = self.routes.waits.get(cell)
         if route is not None and self.transport is not None:
-            return self.transport.receive(self._message(route))
+            with self.stopwatch.wait() if self.stopwatch is not None else nullcontext():
+                return self.transport.receive(self._message(route))
         return next(self._local.pop(source) for source in sources if source in self._local)
 
     def _forward(self, cell: Cell) -> None:
@@ -167,6 +179,7 @@ class _Run:
     def _backward(self, cell: Cell) -> None:
         held = self.held.pop((cell.stage, cell.micro_batch))
         gradients = self._output_gradients(cell, held.outputs)
+        self.runner.before_backward(cell.stage, cell.micro_batch)
         if held.outputs:
             torch.autograd.backward(held.outputs, gradients)
         self._return_gradients(cell, held.inputs)
@@ -180,6 +193,7 @@ class _Run:
 
     def _backward_weight(self, cell: Cell) -> None:
         held = self.held.pop((cell.stage, cell.micro_batch))
+        self.runner.before_backward(cell.stage, cell.micro_batch)
         if held.weight_work is not None:
             backward_weight(held.weight_work)
         self.runner.after_backward(cell.stage, cell.micro_batch)

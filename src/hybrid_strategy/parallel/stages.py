@@ -12,7 +12,7 @@ So one model object per rank serves all of its stages, and `self.model(...)` in 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -58,11 +58,19 @@ class StageNow:
         return map_tensors(unusable, self.received)
 
 
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
 class StageContext:
     """Shared by all gates of a model; `now` is `None` while no stage is being played, and then the gates are open."""
 
     def __init__(self) -> None:
         self.now: StageNow | None = None
+        self.leaving: Callable[[Any], Any] = _as_it_is
+        """Makes plain tensors of a stage's output."""
+        self.arriving: Callable[[Any], Any] = _as_it_is
+        """Makes of what was received what the unit before would have returned."""
         self._checked: set[str] = set()
 
     def check_inputs(self, unit: str, inputs: Any) -> None:
@@ -71,7 +79,8 @@ class StageContext:
         Raises:
             ModelError: a stand-in has come to this unit.
         """
-        if self.now is None or self.now.received is None or unit in self._checked:
+        split = self.arriving is not _as_it_is  # a part of a sequence cannot be looked at as a whole one
+        if self.now is None or self.now.received is None or unit in self._checked or split:
             return
         self._checked.add(unit)
         if has_nan(inputs) and not has_nan(self.now.received):
@@ -119,7 +128,7 @@ class AbsentUnit(nn.Module):
                     "Call the model from training_step, validation_step, test_step or predict_step",
                 )
             )
-        return now.skipped(self._unit_index)
+        return self._context.arriving(now.skipped(self._unit_index))
 
 
 class _Gate:
@@ -134,11 +143,11 @@ class _Gate:
         if now is None:
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
         if self._unit_index < now.start:
-            return now.skipped(self._unit_index)
+            return self._stage_context.arriving(now.skipped(self._unit_index))
         self._stage_context.check_inputs(self._unit_name, (args, kwargs))
         output = super().__call__(*args, **kwargs)  # type: ignore[misc]
         if self._unit_index == now.stop - 1 and not now.is_last:
-            raise StageOutput(output)
+            raise StageOutput(self._stage_context.leaving(output))
         return output
 
 

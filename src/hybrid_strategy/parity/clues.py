@@ -9,7 +9,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from hybrid_strategy.parity.records import Piece, Whole
+from hybrid_strategy.parity.records import Piece, Whole, distance
 from hybrid_strategy.spec.layout import Coordinate, Layout
 
 _AXES = {
@@ -100,10 +100,8 @@ def clue_of(got: Whole, want: Tensor, bound: float | Tensor, layout: Layout) -> 
 
 
 def beyond(left: Tensor, right: Tensor, bounds: Tensor) -> bool:
-    """Is any element further away than its bound? What is equal is not, infinities and not-a-numbers included."""
-    wide_left, wide_right = left.double(), right.double()
-    same = (wide_left == wide_right) | (wide_left.isnan() & wide_right.isnan())
-    return bool((~same & ~((wide_left - wide_right).abs() <= bounds)).any())
+    """Is any element further away than its bound?"""
+    return bool((distance(left, right) > bounds).any())
 
 
 def _by_rank(pieces: Sequence[Piece], want: Tensor, bounds: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:

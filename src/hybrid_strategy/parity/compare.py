@@ -11,7 +11,7 @@ from hybrid_strategy.errors import RunError, message
 from hybrid_strategy.parity.clues import Clue, clue_of, fit
 from hybrid_strategy.parity.files import CLIPPED, GRADIENTS, INITIAL, WEIGHTS
 from hybrid_strategy.parity.noise import Noise
-from hybrid_strategy.parity.records import Piece, RunRecord, Whole, difference, put_together
+from hybrid_strategy.parity.records import Piece, RunRecord, Whole, difference, distance, put_together
 from hybrid_strategy.parity.request import ParityRequest
 from hybrid_strategy.parity.tally import LOSS, NORM, OWNERS, REPLICAS, Miss, Place, Tally
 from hybrid_strategy.parity.tolerance import tolerance_of
@@ -21,6 +21,9 @@ _FLOOR = 0.1
 
 _ERRORS = 6.0
 """Standard errors that a factor may lie off 1 where the rest of the tensor is noise."""
+
+_MANY = 16
+"""Elements that a tensor must have for its factor to be told from noise."""
 
 _TELLING = 10.0
 """A wrong factor shows in tensors whose largest element is so many times what it may be off."""
@@ -89,6 +92,9 @@ class Comparison:
         """Loss of every batch and gradient norm, as every rank has them."""
         losses = next(iter(self.reference.losses(step)))[1]
         for _, own in self.layout.losses(step):
+            if len(own) != len(losses):
+                rule, numbers = "both runs must read the same number of batches in a step", f"one process read {len(losses)}"
+                raise RunError(message("batches", len(own), rule, numbers, "Check the length of the data"))
             for want, got in zip(losses, own, strict=True):
                 self._compare_number(Place(step, LOSS), want, got, self.bounds.loss)
         norm = next(iter(self.reference.norms(step)))[1]
@@ -154,7 +160,7 @@ class Comparison:
 
     def _factor_is_off(self, got: Whole, want: Tensor, bound: float) -> bool:
         """Is a tensor of small gradients right element by element and yet wrong by a factor?"""
-        if got.value is None or _reach(want) <= _FLOOR * bound:
+        if got.value is None or want.numel() < _MANY or _reach(want) <= _FLOOR * bound:
             return False
         found = fit(got.value, want)
         return found is not None and abs(found.ratio - 1.0) > self.bounds.ratio + _ERRORS * found.error
@@ -171,7 +177,7 @@ class Comparison:
             self._miss(place, apart, bound, self._update_clue(got, want, before, allowed))
         elif difference(before, want) > _TELLING * _reach(allowed):
             self.tally.tell(place)
-        self._compare_copies(place, got, want, (bound, _reach(want)))
+        self._compare_copies(place, got, want, (_reach(allowed), _reach(want)))
         return want
 
     def _update_clue(self, got: Whole, want: Tensor, before: Tensor, allowed: Tensor) -> Clue:
@@ -215,7 +221,7 @@ def _worst(got: Whole, want: Tensor, allowed: Tensor) -> tuple[float, float]:
         if piece.value is None or not piece.value.numel():
             continue
         where = piece.spec.slices
-        apart = (piece.value.double() - want[where].double()).abs().nan_to_num(nan=float("inf"))
+        apart = distance(piece.value, want[where])
         share = torch.where(apart > 0, apart / allowed[where], torch.zeros_like(apart)).flatten()
         index = int(share.argmax())
         found = float(apart.flatten()[index]), float(allowed[where].flatten()[index])

@@ -16,6 +16,7 @@ _TIMES = {
     "tensor_parallel_size": "what every tensor-parallel rank holds whole is summed over them",
     "data_parallel_size": "data-parallel ranks are summed where their mean is right",
     "accumulate_grad_batches": "accumulated batches are summed where their mean is right",
+    "context_parallel_size": "what every context-parallel rank holds whole is summed over them",
     "pipeline_parallel_size": "what every pipeline rank holds whole is summed over them",
 }
 _OVER = {
@@ -23,6 +24,7 @@ _OVER = {
     "tensor_parallel_size": "parts of a sum over the tensor-parallel ranks are averaged, or never summed",
     "data_parallel_size": "the mean over data-parallel ranks is taken twice",
     "accumulate_grad_batches": "the mean over accumulated batches is taken twice",
+    "context_parallel_size": "parts of a sum over the context-parallel ranks are averaged, or never summed",
     "pipeline_parallel_size": "parts of a sum over the pipeline ranks are averaged, or never summed",
 }
 
@@ -34,6 +36,7 @@ def factors_of(layout: Layout, num_microbatches: int, accumulate: int) -> dict[s
         "tensor_parallel_size": layout.tensor_parallel_size,
         "data_parallel_size": layout.data_parallel_size,
         "accumulate_grad_batches": accumulate,
+        "context_parallel_size": layout.context_parallel_size,
         "pipeline_parallel_size": layout.pipeline_parallel_size,
     }
     return {name: size for name, size in sizes.items() if size > 1}

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hybrid_strategy.parity.records import distance
+
 _AMPLIFIED = 4.0
 """Adam's step is m / sqrt(v): both carry the gradients' difference, over several steps."""
 
@@ -36,8 +38,7 @@ class Noise:
 
     def add_gradients(self, want: Tensor, got: Tensor) -> None:
         """The gradients of a step, whole."""
-        apart = (got.double() - want.double()).abs().nan_to_num(nan=float("inf"))
-        self.apart = torch.maximum(self.apart, apart)
+        self.apart = torch.maximum(self.apart, distance(got, want))
         self.power += want.double().square()
         self.steps += 1
 

@@ -70,8 +70,16 @@ def put_together(name: str, pieces: list[Piece]) -> Whole:
     return Whole(name, value, covered, pieces, spread, copies)
 
 
+def distance(left: Tensor, right: Tensor) -> Tensor:
+    """Absolute differences in fp64; not-a-numbers and infinities are equal to themselves and infinitely far from all else."""
+    wide_left, wide_right = left.double(), right.double()
+    same = (wide_left == wide_right) | (wide_left.isnan() & wide_right.isnan())
+    apart = (wide_left - wide_right).abs().nan_to_num(nan=float("inf"), posinf=float("inf"))
+    return apart.masked_fill(same, 0.0)
+
+
 def difference(left: Tensor, right: Tensor) -> float:
-    """Largest absolute difference; not-a-numbers and infinities are equal to themselves and infinitely far from all else.
+    """The largest of `distance`.
 
     >>> nan, inf = float("nan"), float("inf")
     >>> difference(torch.tensor([nan, inf, 1.0]), torch.tensor([nan, inf, 1.5]))
@@ -79,12 +87,7 @@ def difference(left: Tensor, right: Tensor) -> float:
     >>> difference(torch.tensor([nan]), torch.tensor([0.0]))
     inf
     """
-    if not left.numel():
-        return 0.0
-    wide_left, wide_right = left.double(), right.double()
-    same = (wide_left == wide_right) | (wide_left.isnan() & wide_right.isnan())
-    apart = (wide_left - wide_right).abs().nan_to_num(nan=float("inf"), posinf=float("inf"))
-    return float(apart.masked_fill(same, 0.0).max())
+    return float(distance(left, right).max()) if left.numel() else 0.0
 
 
 class RankRecord:

@@ -9,9 +9,12 @@ import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import nn
 
+from hybrid_strategy.checkpoint.pieces import Piece, model_key
 from hybrid_strategy.data.loader import mesh_dataloader
 from hybrid_strategy.parallel.materialise import Initialiser
 from hybrid_strategy.strategy import _lightning
+from hybrid_strategy.strategy.initial_weights import Receiver, fill_weights
+from hybrid_strategy.strategy.options import Options
 from hybrid_strategy.strategy.target import find_target, run_seed
 
 
@@ -24,15 +27,14 @@ class OneProcessStrategy(SingleDeviceStrategy):
     Args:
         device: where the module lives.
         data_parallel_size: batches of the loader that make one batch here.
-        module: the strategy's argument of this name; it decides how first values are keyed.
-        seed: the strategy's argument of this name.
+        options: the strategy's: `module` decides how first values are keyed, `seed` and `initial_weights` what they are.
     """
 
     materialises_meta = True
 
-    def __init__(self, device: torch.device, data_parallel_size: int, module: str | None, seed: int | None) -> None:
+    def __init__(self, device: torch.device, data_parallel_size: int, options: Options) -> None:
         super().__init__(device)
-        self._copies, self._target, self._seed = data_parallel_size, module, seed
+        self._copies, self._options = data_parallel_size, options
 
     def setup_environment(self) -> None:
         super().setup_environment()
@@ -42,11 +44,22 @@ class OneProcessStrategy(SingleDeviceStrategy):
     def model_to_device(self) -> None:
         module = self.lightning_module
         assert module is not None  # set by the Trainer before
-        give_first_values(module, find_target(module, self._target), run_seed(self._seed))
+        target = find_target(module, self._options.module)
+        give_first_values(module, target, run_seed(self._options.seed))
+        if self._options.initial_weights is not None:
+            _begin_with(self._options.initial_weights, module, target)
         super().model_to_device()
 
     def process_dataloader(self, dataloader: object) -> Any:
-        return mesh_dataloader(dataloader, 1, 0, seed=run_seed(self._seed), batch_multiplier=self._copies)
+        return mesh_dataloader(dataloader, 1, 0, seed=run_seed(self._options.seed), batch_multiplier=self._copies)
+
+
+def _begin_with(path: str, module: pl.LightningModule, target: str) -> None:
+    buffers = {name: buffer for name, buffer in module.named_buffers() if name in module.state_dict()}
+    weights = {**dict(module.named_parameters()), **buffers}
+    pieces = {model_key(name): Piece.whole(name, value.data) for name, value in weights.items()}
+    names = tuple(name for name, _ in module.named_parameters(remove_duplicate=False))
+    fill_weights(path, Receiver(module, target, names, pieces, module.strict_loading))
 
 
 def give_first_values(module: pl.LightningModule, target: str, seed: int) -> None:

@@ -89,7 +89,7 @@ def record_reference(request: ParityRequest, folder: Path) -> None:
     """Trains in this process as plain Lightning does and records into `folder`."""
     device = torch.device("cuda", 0) if request.options.accelerator == "cuda" else torch.device("cpu")
     options = HybridParallelStrategy(**request.strategy).options
-    strategy = OneProcessStrategy(device, request.layout.data_parallel_size, options.module, options.seed)
+    strategy = OneProcessStrategy(device, request.layout.data_parallel_size, options)
     _train(request, strategy, 1, ReferenceRecorder(rank_folder(folder, 0), request.steps, options))
 
 

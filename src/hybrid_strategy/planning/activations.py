@@ -58,7 +58,7 @@ def block_activations(scenario: Scenario) -> BlockActivations:
 
 
 def _block_input(scenario: Scenario) -> float:
-    return scenario.numerics.compute_bytes / scenario.sequence_split
+    return scenario.numerics.stream_bytes / scenario.sequence_split
 
 
 def _everything(scenario: Scenario) -> float:
@@ -68,13 +68,23 @@ def _everything(scenario: Scenario) -> float:
     q, kv, f = _ratios(scenario)
     gathered = 1 if stack.copies_gathered and sequence > 1 else sequence
     masks = 2.0 if stack.dropout else 0.0
-    outside = 2 * wide + masks + (0.0 if stack.fused_norms or not shape.gated_mlp else 8.0)
-    inputs = 2 * wide
+    outside = 2 * scenario.numerics.stream_bytes + masks + (0.0 if stack.fused_norms or not shape.gated_mlp else 8.0)
+    if stack.plain_sharding and shape.gated_mlp:
+        outside = 16.0  # counted: a norm keeps its input and what it makes of it in fp32, whatever the type of the stream
+    inputs = _product_inputs(scenario)
     columns = 2
     if shape.gated_mlp:
         columns += 0 if stack.recomputes_cheap else 1 if stack.fused_activations else 2
     inside = wide * (2 * q + 2 * kv + columns * f)
     return outside / sequence + inputs / gathered + inside / split
+
+
+def _product_inputs(scenario: Scenario) -> float:
+    """Inputs of a block's two groups of products: one each, or a cast for every product where they are cast on the spot."""
+    wide = scenario.numerics.compute_bytes
+    if scenario.numerics.stream_bytes == wide:
+        return 2 * wide
+    return (3 + (2 if scenario.shape.gated_mlp else 1)) * wide
 
 
 def _scores(scenario: Scenario) -> float:
@@ -99,6 +109,8 @@ def _selective(scenario: Scenario, whole: float, scores: float) -> float:
     split, sequence = scenario.layout.tensor_parallel_size, scenario.sequence_split
     columns = 2 if scenario.shape.gated_mlp else 1
     products = ((q + 2 * kv + columns * f) / split + 2.0 / sequence) * wide
+    if kind == "products" and split > 1:  # partial sums are kept whole, and what is left of them after their reduction
+        products += 2.0 * wide
     attention = wide * q / split + (scores if scenario.stack.flash_attention else 0.0)
     return _block_input(scenario) + attention + (products if kind == "products" else products / 2)
 

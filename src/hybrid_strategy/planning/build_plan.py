@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hybrid_strategy.planning.balance import cut_units, parameter_costs
 from hybrid_strategy.planning.layouts import find_schedule
-from hybrid_strategy.planning.learning_rate import scaled_learning_rate
+from hybrid_strategy.planning.learning_rate import learning_rate_text, scaled_learning_rate
 from hybrid_strategy.planning.parameters import Unit, count_parameters, decoder_units, rank_parameters
 from hybrid_strategy.spec.batch import BatchSpec
 from hybrid_strategy.spec.layout import Layout
@@ -67,8 +67,17 @@ def build_plan(layout: Layout, batch: BatchSpec, model: ModelShape | Sequence[Un
         num_parameters=count_parameters(units),
         learning_rate=_peak(decided, batch),
         reasons=decided.reasons,
-        extra={"stage_ranks": list(stage_ranks), "max_in_flight": in_flight},
+        extra={"stage_ranks": list(stage_ranks), "max_in_flight": in_flight, **_learning_rate(decided, batch, model)},
     )
+
+
+def _learning_rate(decisions: Decisions, batch: BatchSpec, model: ModelShape | Sequence[Unit]) -> dict[str, str]:
+    """The learning rate in words."""
+    if decisions.optimizer is None:
+        return {}
+    tokens = batch.global_batch_size * model.sequence_length if isinstance(model, ModelShape) else 0
+    text = learning_rate_text(decisions.optimizer, decisions.learning_rate, batch.global_batch_size, tokens)
+    return {"learning_rate": text}
 
 
 def _peak(decisions: Decisions, batch: BatchSpec) -> float | None:

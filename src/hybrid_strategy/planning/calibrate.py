@@ -103,13 +103,14 @@ def calibrate(cluster: ClusterSpec, observations: Sequence[Observation], pull: f
         return cluster
 
     def loss(values: Values) -> float:
-        tried = with_coefficients(cluster, values)
-        errors = (log(_forecast(each.scenario, tried) / each.step_seconds) for each in observations)
+        errors = (log(_forecast(each.scenario, start, values) / each.step_seconds) for each in observations)
         return fit_loss(errors, values, start, pull)
 
     return replace(with_coefficients(cluster, descend(loss, start, COEFFICIENTS)), measured=True)
 
 
-def _forecast(scenario: Scenario, cluster: ClusterSpec) -> float:
-    changed = with_coefficients(scenario.cluster, coefficients(cluster))
-    return StepModel(replace(scenario, cluster=changed)).step_time(play=False).step_seconds
+def _forecast(scenario: Scenario, start: Values, values: Values) -> float:
+    """The step under changed coefficients; a run's own may differ from the cluster's (shared cores), so they change in ratio."""
+    own = coefficients(scenario.cluster)
+    changed = {key: own[key] * values[key] / start[key] for key in values if key in own}
+    return StepModel(replace(scenario, cluster=with_coefficients(scenario.cluster, changed))).step_time(play=False).step_seconds

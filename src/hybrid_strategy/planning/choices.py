@@ -1,4 +1,4 @@
-"""The nearest valid values, for the advice of a refusal."""
+"""Values of an axis: the nearest valid ones for the advice of a refusal, and those worth trying."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 
 SHOWN = 6
+
+
+CHUNK = 4096
+"""The fewest positions of a chunk of a sequence for which context parallelism is tried where it is not asked for."""
 
 
 def divisors(number: int) -> list[int]:
@@ -88,3 +92,13 @@ def _factorisations(target: int, count: int, exact: bool) -> Iterator[tuple[int,
     for first in divisors(target):
         for rest in _factorisations(target // first, count - 1, exact):
             yield (first, *rest)
+
+
+def context_sizes(processes: int, sequence_length: int) -> list[int]:
+    """Context-parallel sizes worth trying: with chunks shorter than this, attention waits for keys and values.
+
+    >>> context_sizes(64, 8192), context_sizes(64, 32768)
+    ([1], [1, 2, 4])
+    """
+    fits = [size for size in divisors(processes) if sequence_length % (2 * size) == 0 and sequence_length // (2 * size) >= CHUNK]
+    return [1, *(size for size in fits if size > 1)]

@@ -91,18 +91,52 @@ class Messages:
     # -- inside a micro-batch -------------------------------------------------------------------------------------------
 
     def tensor_parallel(self) -> list[BillLine]:
-        """All-reduces of the blocks, the embedding's and the head's."""
+        """Messages of the blocks, the embedding's and the head's, the loss's; gradients of norms under sequence parallelism."""
         scenario, link = self.scenario, self.placement.link("tensor_parallel")
         if link.size == 1:
             return []
-        again = 2 if scenario.layout.activation_checkpoint == "full" else 0
-        ends = sum(stage in (0, scenario.layout.num_stages - 1) for stage in set(scenario.stages_of_rank[self.rank]))
-        ends += 1 if scenario.layout.num_stages == 1 else 0
         kinds = ("all_gather", "reduce_scatter") if scenario.layout.sequence_parallel else ("all_reduce",)
         formula = f"(4 + 2 if recomputed) L m {' and '.join(kind.replace('_', '-') + 's' for kind in kinds)} of b s h elements"
         purpose = Purpose("tensor_parallel", "activations", formula, "arXiv:2205.05198 section 4.2")
-        calls = self.calls * ((4 + again) * self.layers + ends)
-        return [self.line(purpose, kind, link, calls, self.width_bytes) for kind in kinds]
+        lines = []
+        for kind in kinds:
+            wide, narrow = self._tensor_calls(kind)
+            elements = wide * scenario.numerics.stream_bytes + narrow * scenario.numerics.compute_bytes
+            mean = elements / (wide + narrow) / scenario.numerics.compute_bytes * self.width_bytes
+            lines.append(self.line(purpose, kind, link, self.calls * (wide + narrow), mean))
+        return [*lines, *self._tensor_extras(link)]
+
+    def _tensor_calls(self, kind: str) -> tuple[float, float]:
+        """Messages a micro-batch: what enters products (as wide as what is between blocks), and what leaves them."""
+        scenario = self.scenario
+        ends = sum(stage in (0, scenario.layout.num_stages - 1) for stage in set(scenario.stages_of_rank[self.rank]))
+        ends += 1 if scenario.layout.num_stages == 1 else 0
+        early = scenario.stack.plain_sharding  # torch's checkpoint ends before the last message, which nothing waits for
+        again = {"full": (2, 1 if early else 2), "selective": (2 if early else 0, 0)}.get(
+            scenario.layout.activation_checkpoint, (0, 0)
+        )
+        enters, leaves = (2 + again[0], 2) if kind == "all_gather" else (2, 2 + again[1])
+        return enters * self.layers + ends, leaves * self.layers
+
+    def _tensor_extras(self, link: GroupLink) -> list[BillLine]:
+        """Small messages: the soft-max over a split vocabulary, and gradients of what sequence parallelism holds whole."""
+        scenario, lines = self.scenario, []
+        if not scenario.stack.plain_sharding:
+            return []
+        if scenario.layout.num_stages - 1 in scenario.stages_of_rank[self.rank]:
+            purpose = Purpose(
+                "tensor_parallel", "soft-max statistics", "8 B a token and rank, m times", "arXiv:1909.08053 section 3"
+            )
+            lines.append(self.line(purpose, "all_gather", link, self.calls, 8 * link.size * scenario.tokens))
+        if scenario.layout.sequence_parallel:
+            norms = self.layers * scenario.shape.hidden_size * (6 if scenario.shape.bias else 2)
+            if scenario.layout.num_stages - 1 in scenario.stages_of_rank[self.rank]:
+                norms += scenario.shape.hidden_size * (2 if scenario.shape.bias else 1)
+            purpose = Purpose(
+                "tensor_parallel", "gradients of norms", "g N of what is held whole", "arXiv:2205.05198 section 4.2.2"
+            )
+            lines.append(self.line(purpose, "all_reduce", link, 1, norms * scenario.numerics.reduce_bytes))
+        return lines
 
     def context_parallel(self) -> list[BillLine]:
         """Keys and values gathered in both passes, their gradients scattered."""
@@ -111,13 +145,12 @@ class Messages:
             return []
         shape, split = scenario.shape, scenario.layout.tensor_parallel_size
         pair = 2 * shape.kv_heads * shape.head_size / split * scenario.tokens * link.size * scenario.numerics.compute_bytes
-        again = 1 if scenario.layout.activation_checkpoint == "full" else 0
         formula, source = "keys and values of s tokens, L m times", "arXiv:2407.21783 section 3.3.2"
         forward = Purpose("context_parallel", "keys and values", formula, source)
         backward = Purpose("context_parallel", "gradients of keys and values", formula, source)
         calls = self.calls * self.layers
         return [
-            self.line(forward, "all_gather", link, calls * (2 + again), pair),
+            self.line(forward, "all_gather", link, calls * 2, pair),
             self.line(backward, "reduce_scatter", link, calls, pair),
         ]
 
@@ -126,13 +159,19 @@ class Messages:
         scenario, link = self.scenario, self.placement.link("pipeline_parallel")
         if link.size == 1:
             return []
-        calls = self.calls * 2 * scenario.layout.stages_per_rank
-        formula = "2 v m messages of b s h elements (/t under sequence parallelism)"
+        formula = "m messages a stage boundary and way of b s h elements (/t under sequence parallelism)"
         purpose = Purpose("pipeline_parallel", "activations and gradients", formula, "arXiv:2104.04473 section 3.2")
         scattered = scenario.layout.tensor_parallel_size if scenario.stack.scatter_sends else 1
-        payload = self.width_bytes / max(scenario.sequence_split, scattered)
-        line = self.line(purpose, "send", link, calls, payload)
+        wide = self.width_bytes * scenario.numerics.stream_bytes / scenario.numerics.compute_bytes
+        line = self.line(purpose, "send", link, self.calls * self._sends(), wide / max(scenario.sequence_split, scattered))
         return [replace(line, exposed_seconds=0.0)]
+
+    def _sends(self) -> int:
+        """Messages of this rank a micro-batch: forward from each of its stages but the last, backward from each but the first."""
+        scenario = self.scenario
+        owner = {stage: rank for rank, stages in enumerate(scenario.stages_of_rank) for stage in stages}
+        mine = scenario.stages_of_rank[self.rank]
+        return sum(owner.get(stage + way, self.rank) != self.rank for stage in mine for way in (1, -1))
 
     # -- once a step, or gathered with each micro-batch -----------------------------------------------------------------
 

@@ -43,10 +43,12 @@ def ladder(question: Question, winner: Forecast) -> list[LadderStep]:
 
 
 def _sizes(question: Question, short: Question) -> tuple[str, ...]:
-    """What makes the model short."""
+    """What makes the model short, and the batch wide enough for data parallelism alone."""
     names = ("num_layers", "sequence_length")
     changed = [name for name in names if getattr(short.shape, name) != getattr(question.shape, name)]
-    return tuple(f"model.{name}={getattr(short.shape, name)}" for name in changed)
+    batch = short.global_batch_size
+    wider = (f"data.global_batch_size={batch}",) if batch != question.global_batch_size else ()
+    return (*(f"model.{name}={getattr(short.shape, name)}" for name in changed), *wider)
 
 
 def _layouts(question: Question, goal: Layout) -> Iterator[tuple[str, Layout, str]]:
@@ -80,8 +82,13 @@ def _shortened(goal: Layout, layers: int) -> Layout:
 
 
 def _short_enough(question: Question, winner: Forecast) -> Question:
-    """The model with so few layers (at least one a pipeline rank), then so short a sequence, that plain data parallelism fits."""
+    """The model with so few layers (at least one a pipeline rank), then so short a sequence, that plain data parallelism fits.
+
+    The batch gives every process a micro-batch.
+    """
     layout, micro = Layout(data_parallel_size=question.processes), winner.scenario.micro_batch_size
+    each = question.processes * micro * int(question.fixed.get("accumulate_grad_batches", 1))
+    question = replace(question, global_batch_size=-(-question.global_batch_size // each) * each)
     least = winner.scenario.layout.pipeline_parallel_size
     layers, length = question.shape.num_layers, question.shape.sequence_length
     while True:

@@ -110,6 +110,7 @@ def check_layout(
     num_units: int | None = None,
     gpus_per_node: int | None = None,
     heads: Mapping[str, int] | None = None,
+    world_follows: bool = False,
 ) -> None:
     """Refuse what cannot be honoured; what is not given is not checked.
 
@@ -123,6 +124,7 @@ def check_layout(
         num_units: layers that stages can be made of; default `shape.num_layers`.
         gpus_per_node: accelerators of a node; None where a tensor-parallel group may cross nodes.
         heads: further numbers that `tensor_parallel_size` must divide, by name (`ParallelPlan.heads`).
+        world_follows: there are as many processes as the sizes need, so that no advice is bound to their number.
 
     Raises:
         LayoutError: the first thing that is wrong.
@@ -134,15 +136,16 @@ def check_layout(
     schedule = find_schedule(layout.schedule)
     splits = _tensor_divisors(shape, heads)
     layers = num_units if num_units is not None else shape.num_layers if shape else None
+    tensor_sizes = _tensor_sizes(layout, splits, gpus_per_node, world_follows)
     for refusal in (
         _ignored_refusal(layout),
         schedule.refuse(layout.pipeline_parallel_size, layout.stages_per_rank, batch.num_microbatches if batch else 1),
         _replicate_refusal(layout),
         not_yet(layout, schedule),
-        _heads_refusal(layout, splits, gpus_per_node),
-        _node_refusal(layout, splits, gpus_per_node),
+        _heads_refusal(layout, splits, tensor_sizes, world_follows),
+        _node_refusal(layout, tensor_sizes, gpus_per_node),
         _sequence_refusal(layout, shape),
-        _stages_refusal(layout, layers),
+        _stages_refusal(layout, layers, world_follows),
         batch_refusal(layout, batch) if batch else None,
     ):
         raise_if(refusal)
@@ -211,12 +214,13 @@ def _tensor_divisors(shape: ModelShape | None, heads: Mapping[str, int] | None) 
     return {**known, **(heads or {})}
 
 
-def _tensor_sizes(layout: Layout, splits: Mapping[str, int], gpus_per_node: int | None) -> list[int]:
+def _tensor_sizes(layout: Layout, splits: Mapping[str, int], gpus_per_node: int | None, world_follows: bool) -> list[int]:
     """Every tensor-parallel size that this world, this model and this node allow."""
     spare = layout.world_size // (layout.pipeline_parallel_size * layout.context_parallel_size)
+    free = world_follows and splits
     return [
         size
-        for size in divisors(spare)
+        for size in divisors(math.gcd(*splits.values()) if free else spare)
         if all(number % size == 0 for number in splits.values()) and not _crosses(size, layout.world_size, gpus_per_node)
     ]
 
@@ -226,38 +230,48 @@ def _crosses(tensor_size: int, world_size: int, gpus_per_node: int | None) -> bo
     return gpus_per_node is not None and world_size > gpus_per_node and gpus_per_node % tensor_size != 0
 
 
-def _heads_refusal(layout: Layout, splits: Mapping[str, int], gpus_per_node: int | None) -> Refusal | None:
+def _heads_refusal(layout: Layout, splits: Mapping[str, int], valid: Sequence[int], world_follows: bool) -> Refusal | None:
     size = layout.tensor_parallel_size
     for name, number in splits.items():
         if number % size:
             numbers = f"{size} does not divide {number}; {one_of(divisors(number))} would"
-            valid = nearest(_tensor_sizes(layout, splits, gpus_per_node), size)
             where = f" ({layout.world_size} processes, pipeline_parallel_size {layout.pipeline_parallel_size})"
-            return "tensor_parallel_size", size, f"it must divide {name}", numbers, f"Set {one_of(valid)}{where}"
+            advice = f"Set {one_of(nearest(valid, size))}{'' if world_follows else where}"
+            return "tensor_parallel_size", size, f"it must divide {name}", numbers, advice
     return None
 
 
-def _node_refusal(layout: Layout, splits: Mapping[str, int], gpus_per_node: int | None) -> Refusal | None:
+def _node_refusal(layout: Layout, valid: Sequence[int], gpus_per_node: int | None) -> Refusal | None:
     size = layout.tensor_parallel_size
     if not _crosses(size, layout.world_size, gpus_per_node):
         return None
     rule = "a tensor-parallel group must stay inside one node, since it communicates in every layer"
     numbers = f"groups of {size} do not fit evenly into nodes of {gpus_per_node}"
-    valid = nearest(_tensor_sizes(layout, splits, gpus_per_node), size)
-    return "tensor_parallel_size", size, rule, numbers, f"Set {one_of(valid)}"
+    return "tensor_parallel_size", size, rule, numbers, f"Set {one_of(nearest(valid, size))}"
 
 
 def _sequence_refusal(layout: Layout, shape: ModelShape | None) -> Refusal | None:
-    if shape is None or not layout.sequence_parallel or shape.sequence_length % layout.tensor_parallel_size == 0:
+    """Parts of a sequence must be equally long: two chunks a context-parallel rank, cut once more by sequence parallelism."""
+    if shape is None:
         return None
-    length, size = shape.sequence_length, layout.tensor_parallel_size
+    length, context = shape.sequence_length, layout.context_parallel_size
+    tensor = layout.tensor_parallel_size if layout.sequence_parallel else 1
+    if context > 1 and length % (2 * context):
+        rule = "context_parallel_size cuts it into two equal chunks a rank"
+        numbers = f"2 x {context} (context) = {2 * context} does not divide {length}"
+        valid = one_of(nearest_multiples(length, math.lcm(2 * context, context * tensor)))
+        return "sequence_length", length, rule, numbers, f"Set {valid}, or context_parallel_size=1"
+    if length % (context * tensor) == 0:
+        return None
+    over = f"{tensor}" if context == 1 else f"{tensor} (tensor) x {context} (context) = {tensor * context}"
     rule = "sequence_parallel splits it evenly over the tensor-parallel ranks"
-    valid = one_of(nearest_multiples(length, size))
-    return "sequence_length", length, rule, f"{size} does not divide {length}", f"Set {valid}, or sequence_parallel=false"
+    valid = one_of(nearest_multiples(length, math.lcm(2 * context, context * tensor) if context > 1 else tensor))
+    return "sequence_length", length, rule, f"{over} does not divide {length}", f"Set {valid}, or sequence_parallel=false"
 
 
-def _stages_refusal(layout: Layout, num_layers: int | None) -> Refusal | None:
+def _stages_refusal(layout: Layout, num_layers: int | None, world_follows: bool) -> Refusal | None:
     if num_layers is None:
         return None
     spare = layout.world_size // (layout.tensor_parallel_size * layout.context_parallel_size)
-    return stage_count_refusal(layout.pipeline_parallel_size, layout.stages_per_rank, num_layers, divisors(spare))
+    sizes = None if world_follows else divisors(spare)
+    return stage_count_refusal(layout.pipeline_parallel_size, layout.stages_per_rank, num_layers, sizes)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from hybrid_strategy.errors import ConfigError, did_you_mean, message
-from hybrid_strategy.spec.training import LearningRateSpec
+from hybrid_strategy.spec.training import LearningRateSpec, OptimizerSpec
+from hybrid_strategy.units import format_count
 
 RULES = ("none", "linear", "sqrt", "power", "auto")
 SCHEDULES = ("cosine", "linear", "constant")
@@ -29,7 +30,7 @@ def scaled_learning_rate(
             pipeline-parallel ranks do not enlarge it.
         base_batch_size: samples of the step that `base` was found with.
         rule: `none`; `linear` (arXiv:1706.02677, section 2.1); `sqrt` (arXiv:2205.10287, for Adam); `power`: to `exponent`;
-            `auto`: linear for SGD, square root for any other optimizer.
+            `auto`: linear for SGD, square root for any other optimizer, and without a base batch size none.
         optimizer: name of the optimizer, for `auto`.
 
     Raises:
@@ -41,15 +42,53 @@ def scaled_learning_rate(
     (0.004, 2.0)
     """
     _check_word("learning_rate.scaling", rule, RULES)
-    if rule == "none":
+    if rule == "none" or (rule == "auto" and base_batch_size == 0):
         return base
     if base_batch_size < 1:
         advice = "Set the global batch size that the rate was found with, or learning_rate.scaling=none"
         raise ConfigError(message("learning_rate.base_batch_size", base_batch_size, f"{rule} scaling needs it", "", advice))
+    return float(base * (global_batch_size / base_batch_size) ** _power(rule, exponent, optimizer))
+
+
+def _power(rule: str, exponent: float, optimizer: str) -> float:
+    """The power of the batch's growth."""
     if rule == "auto":
         rule = "linear" if optimizer.lower() in _LINEAR_OPTIMIZERS else "sqrt"
-    power = {"linear": 1.0, "sqrt": 0.5, "power": exponent}[rule]
-    return float(base * (global_batch_size / base_batch_size) ** power)
+    return {"linear": 1.0, "sqrt": 0.5, "power": exponent}[rule]
+
+
+def warmup_steps(spec: LearningRateSpec, step_tokens: int) -> int:
+    """Steps of the warm-up: given, or as many as its tokens need.
+
+    Raises:
+        ConfigError: both are given.
+
+    >>> warmup_steps(LearningRateSpec(warmup_tokens=1_000_000), 4096), warmup_steps(LearningRateSpec(warmup_steps=9), 4096)
+    (245, 9)
+    """
+    if spec.warmup_tokens and spec.warmup_steps:
+        rule, numbers = "it and warmup_steps say the same thing in two ways", f"warmup_steps is {spec.warmup_steps}"
+        raise ConfigError(message("learning_rate.warmup_tokens", spec.warmup_tokens, rule, numbers, "Set one of them to 0"))
+    return -(-spec.warmup_tokens // step_tokens) if spec.warmup_tokens else spec.warmup_steps
+
+
+def learning_rate_text(optimizer: OptimizerSpec, spec: LearningRateSpec, global_batch_size: int, step_tokens: int) -> str:
+    """The peak, how it follows from the batch, and the warm-up, in words.
+
+    >>> spec = LearningRateSpec(base_batch_size=256, warmup_steps=10)
+    >>> learning_rate_text(OptimizerSpec(learning_rate=1e-3), spec, 1024, 2048)
+    '0.002 at its peak = 0.001 x (1024 / 256)^0.5, auto rule of adamw; warm-up over 10 steps, 20.48k tokens; then cosine'
+    """
+    base, rule = spec.base_batch_size, spec.scaling
+    peak = scaled_learning_rate(optimizer.learning_rate, global_batch_size, base, rule, spec.exponent, optimizer.name)
+    text = f"{peak:g} at its peak"
+    if rule != "none" and base:
+        power = _power(rule, spec.exponent, optimizer.name)
+        text += f" = {optimizer.learning_rate:g} x ({global_batch_size} / {base})^{power:g}, {rule} rule of {optimizer.name}"
+    steps = warmup_steps(spec, step_tokens) if step_tokens else spec.warmup_steps
+    if steps:
+        text += f"; warm-up over {steps} steps" + (f", {format_count(steps * step_tokens)} tokens" if step_tokens else "")
+    return f"{text}; then {spec.schedule}"
 
 
 def learning_rate_at(step: int, spec: LearningRateSpec, peak: float) -> float:

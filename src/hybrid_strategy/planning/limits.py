@@ -12,15 +12,9 @@ and gathers the weights around every backward pass."""
 WEIGHT_PASS_CHECKPOINTS = ("none", "full")
 """What can be recomputed under a split backward: torch lets a selectively recomputed region be differentiated only once."""
 
-MAX_CONTEXT_PARALLEL_SIZE = 1
-
 
 def not_yet(layout: Layout, schedule: Schedule) -> Refusal | None:
     """The first thing in `layout` that is planned for but not available; None when there is none."""
-    if layout.context_parallel_size > MAX_CONTEXT_PARALLEL_SIZE:
-        size = layout.context_parallel_size
-        advice = f"Set 1; with tensor_parallel_size={size} and sequence_parallel=true activations are split as well"
-        return "context_parallel_size", size, "context parallelism is not available yet", "", advice
     if layout.pipeline_parallel_size > 1 and schedule.uses_weight_pass and layout.sharding not in WEIGHT_PASS_SHARDINGS:
         rule = f"it cannot be combined with the schedule {schedule.name}"
         numbers = "That schedule splits the backward pass, and gradients may be reduced only after the last weight pass"

@@ -7,7 +7,7 @@ holds (driver, communication library, fragmentation) is a line too, from the clu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from hybrid_strategy.planning.activations import BlockActivations, block_activations
@@ -21,6 +21,11 @@ _MEASURED = "measured: torchtune bd2a0fc7 README, torchtitan benchmarks (peaks w
 
 BUCKET_BYTES = 32 * 2**20
 """One message of the gradient reduction (`distributed.coalesced`); one is filled while another travels."""
+
+
+OWN_LOGITS_BYTES = {(4.0, 4.0): (12.0, 8.0), (2.0, 4.0): (12.0, 10.0), (2.0, 2.0): (6.0, 10.0)}
+"""Bytes held per element of the logits by this package's engine, the vocabulary whole or split, in fp32, under autocast and in
+16 bit: counted (`hybrid plan --dry-run`)."""
 
 
 @dataclass(frozen=True)
@@ -92,14 +97,29 @@ class LedgerMaker:
     def _states(self, rank: int) -> tuple[LedgerLine, ...]:
         scenario, layout = self.scenario, self.scenario.layout
         shares = state_shares(layout.sharding, layout.shard_size * layout.context_parallel_size)
+        if scenario.stack.plain_sharding and layout.sharding != "zero3":
+            shares = replace(shares, gradients=1)
         blocks = scenario.blocks_of(rank) * scenario.block_parameters
         ends = sum(self._end_parameters[stage] for stage in scenario.stages_of_rank[rank])
-        return _state_lines(scenario.numerics, shares, blocks, ends)
+        lines = _state_lines(scenario.numerics, shares, blocks, ends)
+        return (*lines, *self._casts(rank))
+
+    def _casts(self, rank: int) -> Iterator[LedgerLine]:
+        """16-bit images of weights that products take: kept with the activations of each micro-batch, or for the whole step."""
+        scenario, each = self.scenario, self.scenario.numerics.cast_bytes
+        if not each:
+            return
+        head = _vocabulary(scenario) if self._has_head(rank) else 0.0
+        stages = len(scenario.stages_of_rank[rank])
+        count = scenario.blocks_of(rank) * scenario.block_parameters + head
+        times = self.in_flight(rank) / stages if scenario.layout.activation_checkpoint == "none" else 1.0
+        formula = f"{each:g} B x {count:,.0f} parameters of products x {times:g} micro-batches"
+        yield LedgerLine("casts for products", "copies", each * count * times, formula, "torch.autocast, a cast a forward pass")
 
     def _activations(self, rank: int) -> Iterator[LedgerLine]:
         """Held from the forward to the backward pass, as often as micro-batches are in flight."""
         scenario, width, in_flight = self.scenario, self.width, self.in_flight(rank)
-        stages, wide, split = scenario.stages_of_rank[rank], scenario.numerics.compute_bytes, scenario.sequence_split
+        stages, wide, split = scenario.stages_of_rank[rank], scenario.numerics.stream_bytes, scenario.sequence_split
         per_stage = scenario.blocks_of(rank) / len(stages)
         kept = self.activations.kept
         formula = (
@@ -115,21 +135,23 @@ class LedgerMaker:
             formula = f"{wide:g} B x T h x {in_flight} in flight"
             yield LedgerLine("stage outputs", "activations", width * wide / split * in_flight, formula, source)
         if self._has_head(rank):
-            held = 2 * width * wide / split
-            yield LedgerLine("final norm and head input", "activations", held, "4 B x T h", "arXiv:2205.05198 section 4.3")
+            each = 8.0 + scenario.numerics.compute_bytes if scenario.stack.plain_sharding else 2 * wide
+            source = "arXiv:2205.05198 section 4.3"
+            yield LedgerLine("final norm and head input", "activations", each * width / split, f"{each:g} B x T h", source)
 
     def _passing(self, rank: int) -> Iterator[LedgerLine]:
         """What comes and goes: the loss at the end of the forward pass, one block's work in the backward pass."""
-        scenario, stack, logits = self.scenario, self.scenario.stack, 0.0
+        scenario, stack, logits = self.scenario, self.scenario.stack, self._logits(rank)
         split = scenario.layout.tensor_parallel_size
-        if self._has_head(rank):
+        if logits:
             columns = scenario.shape.vocab_size / split
-            each = stack.logits_bytes + (stack.split_logits_bytes if split > 1 else 0.0)
-            logits = each * scenario.tokens * columns
-            formula = f"{each:g} B x {scenario.tokens:,.0f} tokens x {columns:,.0f} words"
+            formula = f"{logits / scenario.tokens / columns:g} B x {scenario.tokens:,.0f} tokens x {columns:,.0f} words"
             yield LedgerLine("logits and loss", "logits", logits, formula, _MEASURED)
-        gradients = 2 * scenario.shape.intermediate_size / split + 2 * scenario.shape.hidden_size
+        at_once = 1.0 if stack.plain_sharding else 2.0  # counted of our own, estimated of others
+        gradients = at_once * (scenario.shape.intermediate_size / split + at_once / 2 * scenario.shape.hidden_size)
         gradients *= scenario.tokens * scenario.numerics.compute_bytes
+        if stack.plain_sharding and split > 1:  # an input made whole for split products, and a partial sum of their outputs
+            gradients += self.width * (scenario.numerics.stream_bytes + scenario.numerics.compute_bytes)
         work = self.activations.whole - self.activations.kept + gradients
         formula = f"recomputed block and gradients of its MLP, {work:,.0f} B, beyond the loss, which is gone by then"
         yield LedgerLine("work of one block", "activations", max(0.0, work - logits), formula, "arXiv:2205.05198 section 5")
@@ -138,18 +160,64 @@ class LedgerMaker:
         """Whole units under `zero3`, and what is on the way to other ranks."""
         scenario, layout, numerics = self.scenario, self.scenario.layout, self.scenario.numerics
         block = scenario.block_parameters
-        if layout.sharding == "zero3" and layout.shard_size > 1:
+        if scenario.stack.plain_sharding:
+            yield from self._packed(rank)
+        elif layout.sharding == "zero3" and layout.state_shards > 1:
             ends = max(self._end_parameters[stage] for stage in scenario.stages_of_rank[rank])
             units = 2 * block + ends
             held = units * numerics.gather_bytes + max(block, ends) * numerics.reduce_bytes
             formula = f"{numerics.gather_bytes:g} B x {units:,.0f} weights of two blocks and the ends, gradients of one unit"
             yield LedgerLine("gathered units", "gathered", held, formula, "arXiv:2304.11277 section 4")
-        if layout.world_size > 1:
+        if layout.world_size > 1 and not scenario.stack.plain_sharding:
             held = 2.0 * min(BUCKET_BYTES, scenario.blocks_of(rank) * block * numerics.reduce_bytes)
             yield LedgerLine("two reduction buckets", "buffers", held, "2 x 32 MiB", "distributed.coalesced")
 
+    def _packed(self, rank: int) -> Iterator[LedgerLine]:
+        """One unit at a time under `zero3`: whole, packed for its gather, and its gradient. Other packing waits until activations
+        have gone, which are larger."""
+        scenario, layout, numerics = self.scenario, self.scenario.layout, self.scenario.numerics
+        if layout.sharding != "zero3" or layout.shard_size == 1:
+            return
+        ends = [self._end_parameters[stage] for stage in scenario.stages_of_rank[rank]]
+        unit = (
+            max(scenario.block_parameters, *ends)
+            if layout.num_stages > 1
+            else max(scenario.block_parameters, _vocabulary(scenario))
+        )
+        source = "parallel.sharding.zero3"
+        formula = f"x {unit:,.0f} weights of the largest unit"
+        yield LedgerLine(
+            "gathered unit", "gathered", unit * numerics.gather_bytes, f"{numerics.gather_bytes:g} B {formula}", source
+        )
+        yield LedgerLine(
+            "gradient of one unit",
+            "gradients",
+            unit * numerics.gradient_bytes,
+            f"{numerics.gradient_bytes:g} B {formula}",
+            source,
+        )
+        packed = max(0.0, 2 * unit * numerics.gather_bytes - self._logits(rank))
+        formula = f"2 x {numerics.gather_bytes:g} B {formula}, beyond the loss"
+        yield LedgerLine("packed unit", "buffers", packed, formula, source)
+
+    def _logits(self, rank: int) -> float:
+        """Bytes of the logits and of what the loss makes of them, on the rank that has them."""
+        scenario, stack, split = self.scenario, self.scenario.stack, self.scenario.layout.tensor_parallel_size
+        if not self._has_head(rank):
+            return 0.0
+        each = stack.logits_bytes + (stack.split_logits_bytes if split > 1 else 0.0)
+        if stack.plain_sharding:
+            each = OWN_LOGITS_BYTES[scenario.numerics.compute_bytes, scenario.numerics.stream_bytes][split > 1]
+        return each * scenario.tokens * scenario.shape.vocab_size / split
+
     def _has_head(self, rank: int) -> bool:
         return self.scenario.layout.num_stages - 1 in self.scenario.stages_of_rank[rank]
+
+
+def _vocabulary(scenario: Scenario) -> float:
+    """Weights of the embedding, and of the head as well."""
+    shape = scenario.shape
+    return shape.vocab_size * shape.hidden_size / scenario.layout.tensor_parallel_size
 
 
 @lru_cache(maxsize=4096)
@@ -160,7 +228,6 @@ def _state_lines(numerics: Numerics, shares: StateShares, blocks: float, ends: f
         ("gradients", "gradients", numerics.gradient_bytes, shares.gradients),
         ("optimizer states", "optimizer", numerics.moment_bytes, shares.optimizer),
         ("fp32 masters", "copies", numerics.master_bytes, shares.optimizer),
-        ("casts for products", "copies", numerics.cast_bytes, shares.parameters),
     )
     lines = []
     for what, category, each, share in kinds:

@@ -18,7 +18,9 @@ class Numerics:
         master_bytes: an fp32 copy that the optimizer updates instead; 0: none.
         moment_bytes: the optimizer's states (Adam: two).
         cast_bytes: a 16-bit copy made for the products and kept through the step; 0: none.
-        compute_bytes: one element of an activation.
+        compute_bytes: one element of an activation inside a block.
+        residual_bytes: one element of what goes from block to block, and of what norms take and give; 0: the same. Under autocast
+            norms and sums stay in fp32, and each product casts its input itself.
         gather_bytes: a weight when it travels (ZeRO).
         reduce_bytes: a gradient when it travels.
         fp8: the products of the blocks are computed in 8 bit.
@@ -31,9 +33,15 @@ class Numerics:
     moment_bytes: float
     cast_bytes: float = 0.0
     compute_bytes: float = 2.0
+    residual_bytes: float = 0.0
     gather_bytes: float = 2.0
     reduce_bytes: float = 2.0
     fp8: bool = False
+
+    @property
+    def stream_bytes(self) -> float:
+        """One element between blocks."""
+        return self.residual_bytes or self.compute_bytes
 
     @property
     def state_bytes(self) -> float:
@@ -59,7 +67,7 @@ NUMERICS = {
         # 4 + 4 + 8, products in fp32
         Numerics("fp32", 4, 4, 0, 8, compute_bytes=4, gather_bytes=4, reduce_bytes=4),
         # 4 + 4 + 8 with 16-bit casts for the products (torch.autocast keeps them until the step ends)
-        Numerics("autocast", 4, 4, 0, 8, cast_bytes=2, gather_bytes=4, reduce_bytes=4),
+        Numerics("autocast", 4, 4, 0, 8, cast_bytes=2, residual_bytes=4, gather_bytes=4, reduce_bytes=4),
         # FSDP2's mixed precision: fp32 shards, gathered in 16 bit, gradients reduced in fp32
         Numerics("sharded_mixed", 4, 4, 0, 8, gather_bytes=2, reduce_bytes=4),
     )

@@ -102,12 +102,12 @@ def _changes(question: Question, winner: Forecast) -> Iterator[tuple[str, Layout
             changed = replace(layout, pipeline_parallel_size=size, stages_per_rank=chunks, schedule=schedule)
             yield from _refilled(question, f"pp={size}", changed, micro, False)
     for sharding in ("ddp", "zero1", "zero2", "zero3"):
-        if sharding != layout.sharding and layout.data_parallel_size > 1:
+        if sharding != layout.sharding and layout.data_parallel_size * layout.context_parallel_size > 1:
             yield f"{sharding}", replace(layout, sharding=sharding, data_parallel_replicate_size=1), micro
     for kind in ("none", "selective", "full"):
         if kind != layout.activation_checkpoint:
             yield f"activation_checkpoint={kind}", replace(layout, activation_checkpoint=kind), micro
-    rows = question.global_batch_size // layout.data_parallel_size
+    rows = winner.scenario.batch.rank_batch_size(layout.data_parallel_size)
     for size in (micro // 2, 2 * micro):
         if size >= 1 and rows % size == 0:
             yield f"micro_batch_size={size}", layout, size
@@ -119,7 +119,7 @@ def _refilled(question: Question, change: str, layout: Layout, micro: int, same:
     data, rest = divmod(question.processes, inner)
     if same or rest or question.global_batch_size % (data * micro):
         return
-    sharding = layout.sharding if data > 1 else "ddp"
+    sharding = layout.sharding if data * layout.context_parallel_size > 1 else "ddp"
     yield change, replace(layout, data_parallel_size=data, sharding=sharding, data_parallel_replicate_size=1), micro
 
 
@@ -157,8 +157,10 @@ def _more_nodes(question: Question) -> Iterator[tuple[tuple[str, ...], Question]
     nodes = question.cluster.num_nodes
     for count in (2 * nodes, 4 * nodes, 8 * nodes, 16 * nodes, 64 * nodes):
         cluster = question.cluster.with_nodes(count)
-        batch = question.global_batch_size * max(1, count * cluster.gpus_per_node // (64 * question.global_batch_size))
-        yield (f"cluster.num_nodes={count}",), replace(question, cluster=cluster, global_batch_size=batch, world_size=0)
+        wider = max(1, count * cluster.gpus_per_node // (64 * question.global_batch_size))
+        batch = question.global_batch_size * wider
+        words = (f"cluster.num_nodes={count}", *([f"data.global_batch_size={batch}"] if wider > 1 else []))
+        yield words, replace(question, cluster=cluster, global_batch_size=batch, world_size=0)
 
 
 def _shorter(question: Question) -> Iterator[tuple[tuple[str, ...], Question]]:
@@ -183,6 +185,8 @@ def strategy_overrides(found: Forecast) -> tuple[str, ...]:
         f"strategy.micro_batch_size={found.scenario.micro_batch_size}",
         f"strategy.activation_checkpoint={layout.activation_checkpoint}",
     ]
+    if layout.context_parallel_size > 1:
+        words.append(f"strategy.context_parallel_size={layout.context_parallel_size}")
     if layout.sequence_parallel:
         words.append("strategy.sequence_parallel=true")
     if layout.pipeline_parallel_size > 1:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hybrid_strategy.errors import LayoutError, message
+from hybrid_strategy.errors import ConfigError, LayoutError, did_you_mean, message
 from hybrid_strategy.spec.schedule import Refusal
+
+REDUCE_DTYPES = ("float32", "bfloat16")
+"""In which gradients may be summed over data-parallel ranks."""
 
 
 def raise_if(refusal: Refusal | None) -> None:
@@ -20,3 +23,18 @@ def check_whole(sizes: Mapping[str, object]) -> None:
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             also = ", or auto" if key == "data_parallel_size" else ""
             raise LayoutError(message(key, size, "it must be a whole number of 1 or more", "", f"Set 1 or more{also}"))
+
+
+def check_reduce_dtype(name: object) -> None:
+    """Refuses a type in which gradients cannot be summed; None is the gradients' own type.
+
+    Raises:
+        ConfigError: the type is not known, or sums in it overflow.
+    """
+    if name is None or name in REDUCE_DTYPES:
+        return
+    if name in ("float16", "half", "16"):
+        rule, numbers = "a sum of gradients overflows in it", "its largest number is 65504 and its smallest 6e-8"
+        raise ConfigError(message("reduce_dtype", name, rule, numbers, "Set bfloat16, which has the range of float32"))
+    advice = did_you_mean(str(name), REDUCE_DTYPES)
+    raise ConfigError(message("reduce_dtype", name, "gradients are not summed in such a type", "", advice))

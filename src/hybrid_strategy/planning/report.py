@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hybrid_strategy.planning.decision import decision_table
-from hybrid_strategy.planning.forecast import Forecast
-from hybrid_strategy.planning.ladder import ladder
+from hybrid_strategy.planning.forecast import Forecast, forecast
+from hybrid_strategy.planning.ladder import LadderStep, ladder
+from hybrid_strategy.planning.numerics import NUMERICS
 from hybrid_strategy.planning.placement import Placement
 from hybrid_strategy.planning.reasons import losers, reliefs, strategy_overrides
+from hybrid_strategy.planning.roofline import peak_flops
 from hybrid_strategy.planning.search import Question, SearchResult
 from hybrid_strategy.spec.bill import CommunicationBill
-from hybrid_strategy.spec.ledger import MemoryLedger
+from hybrid_strategy.spec.ledger import LEDGER_CATEGORIES, MemoryLedger
 from hybrid_strategy.units import GIB, format_bytes, format_count, format_seconds
 
 Table = list[dict[str, str]]
@@ -37,7 +39,9 @@ class PlanReport:
 
     Attributes:
         title: model, machines, batch.
-        layouts: the best layouts, a row each, the winner first.
+        layouts: the best layouts, a row each, the winner first; before them, as `run`, what is configured.
+        steps: what the step of each of them is spent on.
+        memories: what the memory of each of them holds.
         losers: `change`, `reason`.
         memory, bill: the winner's, a row a line.
         decisions: `question`, `numbers`, `answer`.
@@ -51,6 +55,8 @@ class PlanReport:
 
     title: str
     layouts: Table
+    steps: Table
+    memories: Table
     losers: Table
     memory: Table
     bill: Table
@@ -63,34 +69,48 @@ class PlanReport:
     values: Mapping[str, Any]
 
 
-def plan_report(result: SearchResult, count: int = 8, max_nodes: int = 4, ladder_command: str = "hybrid train") -> PlanReport:
+@dataclass(frozen=True)
+class ReportOptions:
+    """What a report holds.
+
+    Attributes:
+        configured: the forecast of the layout as configured, where that can be run.
+        count: rows of layouts.
+        shown: the layout whose memory and messages are explained, by its row; 0: the configured one.
+        max_nodes: rows of the placement.
+        command: what the commands of the ladder begin with.
+    """
+
+    configured: Forecast | None = None
+    count: int = 8
+    shown: int = 1
+    max_nodes: int = 4
+    command: str = "hybrid train"
+
+
+def plan_report(result: SearchResult, options: ReportOptions | None = None) -> PlanReport:
     """The report of a search that found something.
 
     Raises:
         NoLayoutFitsError: nothing fits; `relief_rows` has the cheapest changes.
     """
-    question, winner, best = result.question, result.winner, result.forecasts[:count]
-    lost = losers(result)
-    steps = ladder(question, winner)
+    asked = options or ReportOptions()
+    question, winner, rows = result.question, result.winner, _rows(result, asked)
     layout, cluster = winner.scenario.layout, question.cluster
-    rules = decision_table(question, winner)
+    shown = dict(rows).get("run" if asked.shown == 0 else str(asked.shown), winner)
+    lost = [{"change": each.change, "reason": each.reason} for each in losers(result)]
+    rules = [asdict(rule) for rule in decision_table(question, winner)]
     return PlanReport(
         title=title(question, result),
-        layouts=[layout_row(number, each) for number, each in enumerate(best, start=1)],
-        losers=[{"change": each.change, "reason": each.reason} for each in lost],
-        memory=memory_rows(winner.ledger),
-        bill=bill_rows(winner.bill),
-        decisions=[asdict(rule) for rule in rules],
-        placement=Placement(layout, cluster).grid(max_nodes),
-        ladder=[
-            {
-                "step": each.name,
-                "command": " ".join((ladder_command, *each.overrides)),
-                "compare": each.compare,
-                "expected": f"{format_seconds(each.forecast.step_seconds)}, {format_bytes(each.forecast.ledger.total_bytes)}",
-            }
-            for each in steps
-        ],
+        layouts=[layout_row(number, each) for number, each in rows],
+        steps=[step_row(number, each) for number, each in rows],
+        memories=[memory_row(number, each) for number, each in rows],
+        losers=lost,
+        memory=memory_rows(shown.ledger),
+        bill=bill_rows(shown.bill),
+        decisions=rules,
+        placement=Placement(layout, cluster).grid(asked.max_nodes),
+        ladder=[_ladder_row(each, asked.command) for each in ladder(question, winner)],
         overrides=strategy_overrides(winner),
         job={
             "nodes": -(-layout.world_size // cluster.gpus_per_node),
@@ -99,13 +119,36 @@ def plan_report(result: SearchResult, count: int = 8, max_nodes: int = 4, ladder
         notes=notes(winner),
         values={
             "winner": winner.to_dict(),
-            "best": [each.to_dict() for each in best],
-            "losers": [{"change": each.change, "reason": each.reason} for each in lost],
-            "decisions": [asdict(rule) for rule in rules],
+            "configured": asked.configured.to_dict() if asked.configured else None,
+            "best": [each.to_dict() for each in result.forecasts[: asked.count]],
+            "losers": lost,
+            "decisions": rules,
             "overrides": list(strategy_overrides(winner)),
             "examined": result.examined,
         },
     )
+
+
+def _rows(result: SearchResult, asked: ReportOptions) -> list[tuple[str, Forecast]]:
+    """What is configured, then the best; where the best is what is configured it is said once."""
+    best = [(str(number), each) for number, each in enumerate(result.forecasts[: asked.count], start=1)]
+    given = asked.configured
+    if given is None or (given.scenario.layout, given.scenario.batch) == (
+        result.winner.scenario.layout,
+        result.winner.scenario.batch,
+    ):
+        return best
+    return [("run", given), *best]
+
+
+def _ladder_row(step: LadderStep, command: str) -> dict[str, str]:
+    found = step.forecast
+    return {
+        "step": step.name,
+        "command": " ".join((command, *step.overrides)),
+        "compare": step.compare,
+        "expected": f"{format_seconds(found.step_seconds)}, {format_bytes(found.ledger.total_bytes)}",
+    }
 
 
 def title(question: Question, result: SearchResult) -> str:
@@ -119,31 +162,42 @@ def title(question: Question, result: SearchResult) -> str:
     )
 
 
-def layout_row(number: int, found: Forecast) -> dict[str, str]:
-    """One layout in the words of its sizes, its memory, its step and their parts."""
-    layout, step = found.scenario.layout, found.step
-    row = {
-        "#": str(number),
+def layout_row(number: str, found: Forecast) -> dict[str, str]:
+    """One layout in the words of its sizes, what it needs and what it reaches."""
+    layout = found.scenario.layout
+    replicas = layout.data_parallel_replicate_size
+    return {
+        "#": number,
         "dp": str(layout.data_parallel_size),
         "tp": str(layout.tensor_parallel_size),
         "pp": str(layout.pipeline_parallel_size),
-        "sharding": layout.sharding,
-        "schedule": layout.schedule if layout.pipeline_parallel_size > 1 else "-",
-        "stages": str(layout.stages_per_rank),
+        "sharding": f"{layout.sharding} x{replicas}" if replicas > 1 else layout.sharding,
+        "schedule": f"{layout.schedule} v{layout.stages_per_rank}" if layout.pipeline_parallel_size > 1 else "-",
         "mbs": str(found.scenario.micro_batch_size),
         "m": str(found.scenario.batch.num_microbatches),
-        "checkpoint": layout.activation_checkpoint,
-        "GiB/GPU": f"{found.ledger.total_bytes / GIB:.1f}",
+        "recompute": layout.activation_checkpoint,
+        "GiB/GPU": f"{found.ledger.total_bytes / GIB:.1f}" + ("" if found.fits else " !"),
         "step": format_seconds(found.step_seconds),
-    }
-    for name, parts in STEP_PARTS:
-        share = sum(getattr(step, part) for part in parts) / found.step_seconds
-        row[name] = f"{share:.1%}" if share >= 0.0005 else "-"
-    return row | {
         "tokens/s/GPU": f"{found.tokens_per_second_per_gpu:,.0f}",
         "MFU": f"{found.mfu:.1%}",
         "HFU": f"{found.hfu:.1%}",
     }
+
+
+def step_row(number: str, found: Forecast) -> dict[str, str]:
+    """What a step is spent on, in percent."""
+    row = {"#": number, "step": format_seconds(found.step_seconds)}
+    for name, parts in STEP_PARTS:
+        share = sum(getattr(found.step, part) for part in parts) / found.step_seconds
+        row[name] = f"{share:.1%}" if share >= 0.0005 else "-"
+    return row
+
+
+def memory_row(number: str, found: Forecast) -> dict[str, str]:
+    """What the memory holds, in GiB."""
+    kinds = found.ledger.by_category
+    row = {"#": number, "GiB": f"{found.ledger.total_bytes / GIB:.1f}"}
+    return row | {kind: f"{kinds[kind] / GIB:.1f}" if kind in kinds else "-" for kind in LEDGER_CATEGORIES}
 
 
 def memory_rows(ledger: MemoryLedger) -> Table:
@@ -188,12 +242,17 @@ def bill_rows(bill: CommunicationBill) -> Table:
 
 
 def notes(winner: Forecast) -> tuple[str, ...]:
-    """What weighs most, and how far to trust it."""
+    """What weighs most, how far to trust it, and what a wide precision costs."""
     ledger, cluster = winner.ledger, winner.scenario.cluster
     kind, size = max(ledger.by_category.items(), key=lambda each: each[1])
     share = size / ledger.total_bytes
-    trust = "measured on this machine" if cluster.measured else "from data sheets and published runs; `hybrid doctor` measures it"
-    return (f"most memory: {kind}, {format_bytes(size)} ({share:.0%})", f"cluster {cluster.name}: {trust}")
+    trust = "measured on this machine" if cluster.measured else cluster.source or "nothing is known of it"
+    told = [f"most memory: {kind}, {format_bytes(size)} ({share:.0%})", f"cluster {cluster.name}: {trust}"]
+    if peak_flops(winner.scenario) < cluster.peak_flops:
+        quicker = forecast(replace(winner.scenario, numerics=NUMERICS["autocast"]))
+        shown = f"{format_seconds(winner.step_seconds)} a step, with precision=bf16_mixed {format_seconds(quicker.step_seconds)}"
+        told.insert(0, f"products are computed in 32 bit: {shown}")
+    return tuple(told)
 
 
 def relief_rows(question: Question) -> Table:

@@ -12,10 +12,9 @@ from functools import cached_property
 from typing import Any
 
 from hybrid_strategy.errors import LayoutError, NoLayoutFitsError, message
-from hybrid_strategy.planning.choices import divisors
+from hybrid_strategy.planning.choices import context_sizes, divisors
 from hybrid_strategy.planning.forecast import Forecast, forecast
 from hybrid_strategy.planning.layouts import check_layout
-from hybrid_strategy.planning.limits import MAX_CONTEXT_PARALLEL_SIZE
 from hybrid_strategy.planning.memory import likely_peak_ledger, states_bytes_per_parameter
 from hybrid_strategy.planning.numerics import NUMERICS, Numerics
 from hybrid_strategy.planning.scenario import Scenario
@@ -45,7 +44,8 @@ class Question:
     """What is asked.
 
     Attributes:
-        fixed: what the user has set: fields of `Layout`, `micro_batch_size`, `num_microbatches`, `accumulate_grad_batches`.
+        fixed: what the user has set: fields of `Layout`, `micro_batch_size`, `num_microbatches`, `accumulate_grad_batches`,
+            `stage_layers` (blocks of each stage, which fixes their number).
         world_size: processes; 0: all GPUs of the cluster.
     """
 
@@ -65,7 +65,9 @@ class Question:
         accumulate = int(self.fixed.get("accumulate_grad_batches", 1))
         rows = self.global_batch_size // (layout.data_parallel_size * accumulate)
         batch = BatchSpec(self.global_batch_size, max(1, rows // micro_batch_size), accumulate)
-        return Scenario(self.shape, layout, batch, self.cluster, self.numerics, self.stack)
+        stages = tuple(self.fixed.get("stage_layers", ()))
+        cut = stages if len(stages) == layout.num_stages else ()
+        return Scenario(self.shape, layout, batch, self.cluster, self.numerics, self.stack, stage_layers=cut)
 
     def choices(self, key: str, usual: Iterable[Any]) -> tuple[Any, ...]:
         """What is tried of one axis: what the user has set, else the usual values."""
@@ -166,7 +168,7 @@ def _sizes(question: Question) -> Iterator[tuple[Layout, int]]:
     """Every set of sizes, schedule and micro-batch; sharding and checkpoint are still the lightest."""
     shape, world = question.shape, question.processes
     for tensor in question.choices("tensor_parallel_size", _tensor_sizes(question)):
-        for context in question.choices("context_parallel_size", range(1, MAX_CONTEXT_PARALLEL_SIZE + 1)):
+        for context in question.choices("context_parallel_size", context_sizes(world, shape.sequence_length)):
             left = world // (tensor * context)
             if tensor * context * left != world:
                 continue
@@ -199,7 +201,10 @@ def _scheduled(question: Question, base: Layout) -> Iterator[tuple[Layout, int]]
     if rows < 1:
         return
     pipeline = base.pipeline_parallel_size
+    stages = len(question.fixed.get("stage_layers", ()))
     for schedule, chunks in _schedules(question, pipeline):
+        if stages and stages != pipeline * chunks:
+            continue
         layout = replace(base, schedule=schedule, stages_per_rank=chunks)
         for micro in _micro_batches(question, rows):
             m = rows // micro
@@ -240,7 +245,7 @@ def _even_enough(layers: int, stages: int, chunks: int) -> bool:
 def _shardings(question: Question, layout: Layout) -> Iterator[Layout]:
     """Lightest first. Sharding costs no more than plain data parallelism up to `zero2`, so `ddp` comes in only if asked for."""
     data = layout.data_parallel_size
-    usual = ("zero1", "zero2", "zero3") if data > 1 else ("ddp",)
+    usual = ("zero1", "zero2", "zero3") if data * layout.context_parallel_size > 1 else ("ddp",)
     for sharding in question.choices("sharding", usual):
         groups = [1]
         inside = max(1, question.cluster.domain_size // layout.tensor_parallel_size)
@@ -254,7 +259,7 @@ def _lightest(question: Question, layout: Layout, micro_batch: int) -> Iterator[
     """Sharding and checkpoint from light to heavy, until one without recomputation fits."""
     for sharded in _shardings(question, layout):
         scenario = question.scenario(sharded, micro_batch)
-        share = states_bytes_per_parameter(question.numerics, sharded.sharding, sharded.shard_size)
+        share = states_bytes_per_parameter(question.numerics, sharded.sharding, sharded.state_shards)
         hopeless = share * scenario.rank_parameters(0) > question.cluster.memory_bytes
         kinds = question.choices("activation_checkpoint", ACTIVATION_CHECKPOINTS)
         for kind in kinds[-1:] if hopeless else kinds:

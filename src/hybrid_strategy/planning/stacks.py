@@ -37,6 +37,8 @@ class Stack:
         overlap_gather: ZeRO-3 gathers and scatters run beside the computation.
         overlap_reduce: the gradient reduction of ddp, zero1 and zero2 runs beside the last backward pass.
         overlap_send: pipeline messages run beside the computation.
+        plain_sharding: ZeRO as simple as it can be: gradients stay whole until the end of the step except under `zero3`, one
+            unit is gathered at a time, and what is packed for messages comes after the activations.
         scatter_sends: a pipeline message is cut over the tensor-parallel ranks even without sequence parallelism.
     """
 
@@ -61,6 +63,7 @@ class Stack:
     overlap_reduce: bool = False
     overlap_send: bool = False
     scatter_sends: bool = False
+    plain_sharding: bool = False
 
     def classic(self) -> Stack:
         """The same stack as it was before 2023: scores written to memory, dropout, nothing overlapped."""
@@ -104,7 +107,14 @@ COMPILED = Stack(
 )
 """PyTorch with layers under `torch.compile`."""
 
-ENGINE = replace(EAGER, name="engine", selective="products", overlap_gather=False, overlap_send=True)
+ENGINE = replace(
+    EAGER,
+    name="engine",
+    selective="products",
+    overlap_gather=False,
+    overlap_send=True,
+    plain_sharding=True,
+)
 """This package's own engine: eager kernels, messages of a micro-batch beside the next, the reduction after the last backward."""
 
 STACKS = {stack.name: stack for stack in (ENGINE, EAGER, COMPILED, FUSED)}

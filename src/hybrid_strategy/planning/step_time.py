@@ -121,6 +121,8 @@ class StepModel:
             launches += (passes + 1) * COLLECTIVE_LAUNCHES
         block = self.roofline.block
         waits = self.exposed("tensor_parallel") / (self.microbatches * self.scenario.blocks_of(self.busiest))
+        if self.scenario.cluster.synchronous:
+            return launches * launch
         busy = block.forward + block.backward + waits
         return float((busy**LAUNCH_POWER + (launches * launch) ** LAUNCH_POWER) ** (1 / LAUNCH_POWER) - busy)
 

@@ -50,7 +50,7 @@ def _rows(plan: Plan) -> dict[str, str]:
     if plan.num_parameters:
         rows["parameters"] = f"{format_count(plan.num_parameters)} ({plan.num_parameters:,})"
     if plan.learning_rate is not None:
-        rows["learning rate"] = f"{plan.learning_rate:g} at its peak"
+        rows["learning rate"] = str(plan.extra.get("learning_rate", f"{plan.learning_rate:g} at its peak"))
     rows.update({f"reason {index}": reason for index, reason in enumerate(plan.reasons, start=1)})
     return rows
 

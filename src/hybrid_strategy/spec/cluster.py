@@ -75,6 +75,7 @@ class ClusterSpec:
         nvlink_domain_size: GPUs joined by `intra_node` links; 0: those of one node. 72 in a GB200 rack.
         reserve_bytes: context of the driver and of the communication library, outside the allocator.
         allocator_fraction: share of the allocated bytes lost to fragmentation.
+        synchronous: a kernel ends before the next is launched (a processor): launches add to the kernels' time.
         source: where the numbers are from.
         measured: the coefficients were measured on this machine.
     """
@@ -94,6 +95,7 @@ class ClusterSpec:
     kernels: KernelSpec = field(default_factory=KernelSpec)
     reserve_bytes: float = 1.5e9
     allocator_fraction: float = 0.05
+    synchronous: bool = False
     source: str = ""
     measured: bool = False
 

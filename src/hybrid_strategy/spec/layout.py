@@ -62,6 +62,11 @@ class Layout:
         return self.data_parallel_size // self.replicate_size
 
     @property
+    def state_shards(self) -> int:
+        """Ranks over which `sharding` splits states: data-parallel shards, and the context-parallel ranks of each."""
+        return 1 if self.sharding == "ddp" else self.shard_size * self.context_parallel_size
+
+    @property
     def num_stages(self) -> int:
         return self.pipeline_parallel_size * self.stages_per_rank
 

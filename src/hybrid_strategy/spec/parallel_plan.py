@@ -28,6 +28,8 @@ class ParallelPlan:
         tied: groups of parameter names that are one parameter.
         heads: divisors that `tensor_parallel_size` must divide, by their name in the model's configuration, e.g.
             `{"num_attention_heads": 8, "num_key_value_heads": 2}`.
+        sequence_dims: argument of a unit -> the dimension that follows the sequence (`None`: passes whole), where context
+            parallelism cannot tell it from the shape.
         batch_dims: argument or batch key -> its batch dimension (`None`: passes whole), where it is not 0.
     """
 
@@ -38,6 +40,7 @@ class ParallelPlan:
     tied: tuple[tuple[str, ...], ...] = ()
     heads: Mapping[str, int] = field(default_factory=dict)
     batch_dims: Mapping[str, int | None] = field(default_factory=dict)
+    sequence_dims: Mapping[str, int | None] = field(default_factory=dict)
 
 
 def matches(pattern: str, name: str) -> bool:

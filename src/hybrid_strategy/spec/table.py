@@ -53,6 +53,10 @@ class ScheduleTable:
         """The stages that pipeline rank `rank` holds, ascending."""
         return tuple(stage for stage, owner in enumerate(self.stage_ranks) if owner == rank)
 
+    def last_backwards(self, rank: int) -> frozenset[tuple[int, int]]:
+        """Stage and micro-batch of the pass that completes the weights' gradients of each stage of pipeline rank `rank`."""
+        return frozenset({cell.stage: (cell.stage, cell.micro_batch) for cell in self.ranks[rank] if cell.kind in "BW"}.values())
+
     def forward_only(self) -> ScheduleTable:
         """The same table with the backward passes left out: what validation, test and predict play."""
         ranks = tuple(tuple(cell for cell in cells if cell.kind == FORWARD) for cells in self.ranks)

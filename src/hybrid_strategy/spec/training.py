@@ -23,13 +23,15 @@ class OptimizerSpec:
 class LearningRateSpec:
     """Warm-up and decay. `scaling` multiplies the base rate by (global batch / base batch) to a power.
 
-    `scaling`: `none`, `linear`, `sqrt`, `power` (with `exponent`) or `auto` (linear for SGD, sqrt for Adam; arXiv:2205.10287).
+    `scaling`: `none`, `linear`, `sqrt`, `power` (with `exponent`) or `auto` (linear for SGD, sqrt for Adam; arXiv:2205.10287),
+    which without a base batch leaves the rate as it is. `warmup_tokens` is a warm-up in tokens, instead of `warmup_steps`.
     """
 
     schedule: str = "cosine"
     warmup_steps: int = 0
     min_ratio: float = 0.1
     total_steps: int = 0
-    scaling: str = "none"
+    scaling: str = "auto"
     exponent: float = 0.5
     base_batch_size: int = 0
+    warmup_tokens: int = 0

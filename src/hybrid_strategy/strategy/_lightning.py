@@ -75,6 +75,34 @@ def leave_samplers_alone(trainer: pl.Trainer) -> None:
     trainer._accelerator_connector.use_distributed_sampler = False
 
 
+def take_over_signals(trainer: pl.Trainer, listen: Callable[[], None], ignore: Callable[[], None]) -> None:
+    """Lightning's own handlers save, or speak to other ranks, inside the handler, whatever the ranks are doing (2.6).
+
+    Its loop asks rank 0 before every batch whether it was told to stop; the strategy asks all ranks, so that question goes too.
+    """
+    connector, loop = trainer._signal_connector, trainer.fit_loop.epoch_loop
+    connector.register_signal_handlers = listen  # type: ignore[method-assign]
+    connector.teardown = ignore  # type: ignore[method-assign]
+    setattr(loop, "_broadcast_sigterm_tensor", lambda: None)  # noqa: B010 - absent in some 2.x
+
+
+def requeue_path(trainer: pl.Trainer) -> str:
+    """Where a job that Slurm starts again looks for its checkpoint by itself, and `ckpt_path="hpc"` does."""
+    return str(trainer._checkpoint_connector.hpc_save_path(trainer.default_root_dir))
+
+
+def give_back_signals(trainer: pl.Trainer) -> None:
+    """Undoes `take_over_signals`."""
+    vars(trainer._signal_connector).pop("register_signal_handlers", None)
+    vars(trainer._signal_connector).pop("teardown", None)
+
+
+def let_children_leave(launcher: object) -> None:
+    """Ranks that the script launcher started may end with a code that is not 0: its observer would kill this process for it."""
+    if isinstance(launcher, _SubprocessScriptLauncher):
+        launcher.procs.clear()  # the list that the observer reads
+
+
 def set_rank_zero(rank: int) -> None:
     for decorator in (rank_zero_only, lightning_rank_zero_only):
         setattr(decorator, "rank", rank)  # noqa: B010 - functions have no typed attributes

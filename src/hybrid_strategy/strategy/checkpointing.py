@@ -2,37 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import torch.distributed as dist
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hybrid_strategy.checkpoint.certificate import Certificate
-from hybrid_strategy.checkpoint.content import CheckpointContent
+from hybrid_strategy.checkpoint.content import CheckpointContent, SmallState
+from hybrid_strategy.checkpoint.folder import resolve
+from hybrid_strategy.checkpoint.importing import ImportOptions, import_single_file
 from hybrid_strategy.checkpoint.loading import LoadOptions, load_checkpoint, saved_names
 from hybrid_strategy.checkpoint.pieces import Piece, model_key, section
+from hybrid_strategy.checkpoint.verify import read_meta
 from hybrid_strategy.distributed.groups import Groups
+from hybrid_strategy.errors import CheckpointError, message
 from hybrid_strategy.parallel.parameters import Slot
 from hybrid_strategy.parallelize import Parallelized
+from hybrid_strategy.strategy._lightning_loops import Standing, counters_for, logged_values, standing_of
+from hybrid_strategy.strategy.account import WANDB_ID, account_of, wandb_id
 from hybrid_strategy.strategy.averages import TRAINED, ShardedAverage, trained_key
-from hybrid_strategy.strategy.data_position import present_position, without_loader_state
-from hybrid_strategy.strategy.optimizer_states import allocate, restore_values, state_pieces
-from hybrid_strategy.strategy.random_state import coordinate_key, put_random_state, take_random_state
+from hybrid_strategy.strategy.data_position import Position, positions_of
+from hybrid_strategy.strategy.initial_weights import Receiver, describe_model, fill_weights
+from hybrid_strategy.strategy.optimizer_states import (
+    allocate,
+    fit_to_groups,
+    group_settings,
+    new_parameters,
+    restore_empty_groups,
+    restore_values,
+    state_pieces,
+)
+from hybrid_strategy.strategy.random_state import RandomState, coordinate_key, take_random_state
 
-_POSITION = "hybrid_strategy_data_position"
+RUN_STATE = "hybrid_strategy"
+"""Key of our own part of the state beside Lightning's."""
 
 
 @dataclass
 class Loaded:
-    """What a load brought: Lightning's own state, where the data goes on, and the account of it."""
+    """What a load brought.
+
+    Attributes:
+        state: Lightning's own, its loops' counters rewritten.
+        standing: where training goes on; None for a checkpoint that was not made in training.
+        positions: of the training loaders.
+        random_state: by logical coordinate.
+        logged: values that callbacks and schedulers watch.
+    """
 
     state: dict[str, Any]
-    position: dict[str, Any] | None
     certificate: Certificate
+    standing: Standing | None = None
+    positions: list[Position] = field(default_factory=list)
+    random_state: dict[str, RandomState] = field(default_factory=dict)
+    logged: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -51,11 +80,10 @@ class StateKeeper:
         pieces = {
             model_key(slot.name): Piece(slot.shard_spec, sharding.optimizer_parameter(slot).data) for slot in self.made.slots
         }
-        coordinate = self.groups.coordinate
-        owner = coordinate.data_parallel == 0 and coordinate.tensor_parallel == 0
-        for name, buffer in _persistent_buffers(self.module):
-            pieces[model_key(name)] = Piece.whole(name, buffer, owner)
-        return pieces
+        return pieces | self._buffer_pieces()
+
+    def _buffer_pieces(self) -> dict[str, Piece]:
+        return {model_key(name): Piece.whole(name, buffer) for name, buffer in _persistent_buffers(self.module)}
 
     def _all_weight_pieces(self) -> dict[str, Piece]:
         """Weights and buffers; with an average, the weights in training go to a section of their own."""
@@ -70,44 +98,137 @@ class StateKeeper:
         sharding = self.made.sharding
         return {sharding.optimizer_parameter(slot): slot for slot in self.made.slots}
 
-    def content(self, checkpoint: dict[str, Any]) -> CheckpointContent:
-        """All that this rank gives to a checkpoint; `checkpoint` is what Lightning wants saved."""
+    def content(self, checkpoint: dict[str, Any], window: RandomState | None) -> CheckpointContent:
+        """All that this rank gives to a checkpoint.
+
+        Args:
+            checkpoint: what Lightning wants saved.
+            window: the random state at the start of the accumulated batches at hand.
+        """
+        trainer = self.module.trainer
         state = {key: value for key, value in checkpoint.items() if key not in ("state_dict", "optimizer_states")}
-        position = present_position(self.module.trainer)
-        if position is not None:
-            state = without_loader_state(state)
+        standing = standing_of(trainer)
+        positions = positions_of(trainer, standing)
+        own: dict[str, Any] = {"standing": standing.to_dict(), "positions": positions, "logged": logged_values(trainer)}
+        own["groups"] = group_settings(self.optimizers)
         tensors, replicated = self._all_weight_pieces(), dict[str, Any]()
+        if not self._owns_buffers:  # data-parallel ranks may have seen different samples
+            tensors = {key: piece for key, piece in tensors.items() if key not in self._buffer_pieces()}
         if "optimizer_states" in checkpoint:
             pieces, replicated = state_pieces(self.optimizers, self.named_parameters())
             tensors.update(pieces)
+        random_state = window if standing.rewound and window is not None else take_random_state()
         return CheckpointContent(
             tensors=tensors,
             replicated=replicated,
-            random_state={coordinate_key(self.groups.coordinate): take_random_state()},
-            state={**state, _POSITION: position},
-            plan={"layout": vars(self.groups.layout)},
-            meta={"global_step": int(checkpoint.get("global_step", 0)), "epoch": int(checkpoint.get("epoch", 0))},
+            random_state={coordinate_key(self.groups.coordinate): random_state},
+            state={**state, RUN_STATE: own if positions is not None else {}},
+            plan={"layout": vars(self.groups.layout), "model": self._model()},
+            meta={
+                **_counts(checkpoint),
+                "positions": positions,
+                "score": _score(trainer),
+                WANDB_ID: wandb_id(trainer) if trainer.is_global_zero else None,
+                "weights_only": "optimizer_states" not in checkpoint,
+            },
         )
 
-    def load(self, path: Path) -> Loaded:
-        """Fills weights and optimizer states from a checkpoint of any layout."""
+    def _model(self) -> dict[str, Any] | None:
+        target = self.made.target
+        return describe_model(self.module.get_submodule(target) if target else self.module, target)
+
+    @property
+    def _owns_buffers(self) -> bool:
+        return self.groups.is_first_replica and self.groups.coordinate.tensor_parallel == 0
+
+    def begin_with(self, path: str) -> Certificate:
+        """Fills weights from files of another kind, or from the weights of a checkpoint.
+
+        Raises:
+            CheckpointError: on every rank: they cannot be read, or are of another model.
+        """
+        made = self.made
+        receiver = Receiver(self.module, made.target, tuple(made.shapes), self.weight_pieces(), self.module.strict_loading)
+        certificate = fill_weights(path, receiver)
+        made.sharding.mark_changed()
+        return certificate
+
+    def load(self, path: Path, schedulers: Sequence[Any]) -> Loaded:
+        """Fills weights and optimizer states from a checkpoint of any layout.
+
+        Args:
+            schedulers: the learning-rate schedulers of this rank.
+
+        Raises:
+            CheckpointError: on every rank: it is damaged, of another model, or holds too little for training to go on.
+        """
+        if path.is_file():
+            return self._load_single_file(path)
+        self._check_complete(path)
         named = self.named_parameters()
         saved = saved_names(path)
         averaged = any(section(key) == TRAINED for key in saved)
         weights = self._all_weight_pieces() if averaged else self.weight_pieces()
         tensors = {**weights, **allocate(self.optimizers, named, saved)}
         loaded = load_checkpoint(path, tensors, LoadOptions(strict=self.module.strict_loading))
-        restore_values(self.optimizers, named, loaded.small.replicated)
         self.made.sharding.mark_changed()
         if self.average is not None and not averaged:
             self.average.begin_with_weights()
-        own = loaded.small.random_state.get(coordinate_key(self.groups.coordinate))
-        if own is not None:
-            put_random_state(own)
-        state = dict(loaded.small.state)
-        position = state.pop(_POSITION, None)
-        state = {**state, "state_dict": {}, "optimizer_states": [{} for _ in self.optimizers]}
-        return Loaded(state, position, loaded.certificate)
+        small = loaded.small
+        gaps = restore_values(self.optimizers, named, small.replicated)
+        new = new_parameters(self.optimizers, named, small.replicated)
+        gaps += [(f"optimizer state of {name}", "no optimizer of the saved run had this parameter") for name in new]
+        restore_empty_groups(self.optimizers, named, small.state.get(RUN_STATE, {}).get("groups", ()))
+        certificate = account_of(loaded.certificate, small, self.module.trainer, self.groups.layout, self._shared(gaps))
+        return _loaded(small, certificate, schedulers, len(self.optimizers))
+
+    def _load_single_file(self, path: Path) -> Loaded:
+        """The weights of a single-file Lightning checkpoint; what else it holds is not read into anything."""
+        if self.module.trainer.state.fn == TrainerFn.FITTING:
+            rule = "training cannot go on from a single file, whose optimizer states have numbers and no names"
+            advice = "Set initial_weights to it to begin with its weights"
+            raise CheckpointError(message("ckpt_path", str(path), rule, "", advice))
+        options = ImportOptions(strict=self.module.strict_loading)
+        rest, certificate = import_single_file(path, self.weight_pieces(), options)
+        self.made.sharding.mark_changed()
+        return Loaded({**rest, "state_dict": {}, "optimizer_states": []}, certificate)
+
+    def _check_complete(self, path: Path) -> None:
+        if self.module.trainer.state.fn == TrainerFn.FITTING and read_meta(resolve(path)).get("weights_only"):
+            rule, advice = "it holds weights only, so training cannot go on from it", "Set a checkpoint with optimizer states"
+            raise CheckpointError(message("checkpoint", str(path), rule, "", advice))
+
+    def _shared(self, gaps: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        """What all ranks together could not take back, on each of them."""
+        if not dist.is_initialized():
+            return gaps
+        gathered: list[list[tuple[str, str]] | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, gaps)
+        return sorted({gap for each in gathered for gap in each or []})
+
+
+def _loaded(small: SmallState, certificate: Certificate, schedulers: Sequence[Any], num_optimizers: int) -> Loaded:
+    state = dict(small.state)
+    own: Mapping[str, Any] = state.pop(RUN_STATE, {})
+    state |= {"state_dict": {}, "optimizer_states": [{} for _ in range(num_optimizers)]}
+    if "lr_schedulers" in state:
+        state["lr_schedulers"] = [fit_to_groups(*pair) for pair in zip(state["lr_schedulers"], schedulers, strict=False)]
+    if not own:
+        return Loaded(state, certificate, random_state=small.random_state)
+    standing = Standing.of(own["standing"])
+    loops = state["loops"]
+    state["loops"] = {**loops, "fit_loop": counters_for(standing, loops["fit_loop"])}
+    return Loaded(state, certificate, standing, own["positions"], small.random_state, own["logged"])
+
+
+def _counts(checkpoint: Mapping[str, Any]) -> dict[str, int]:
+    return {"global_step": int(checkpoint.get("global_step", 0)), "epoch": int(checkpoint.get("epoch", 0))}
+
+
+def _score(trainer: pl.Trainer) -> float | None:
+    """What the first checkpoint callback watches."""
+    score = getattr(trainer.checkpoint_callback, "current_score", None)
+    return None if score is None else float(score)
 
 
 def _persistent_buffers(module: nn.Module) -> Sequence[tuple[str, Tensor]]:

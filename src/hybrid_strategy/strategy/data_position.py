@@ -2,57 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import lightning.pytorch as pl
 
 from hybrid_strategy.data.position import MeshPosition
+from hybrid_strategy.strategy._lightning_loops import EPOCH, Standing, count_batches, train_loaders
 
-_TRAINER_EPOCH = "trainer_epoch"
+Position = dict[str, int]
 
 
-def present_position(trainer: pl.Trainer) -> dict[str, int] | None:
-    """The position of the training data for a checkpoint, or `None` where the loader has none or nothing is trained."""
-    mesh = getattr(trainer.train_dataloader, "mesh", None)
-    if mesh is None or not trainer.training:
+def positions_of(trainer: pl.Trainer, standing: Standing) -> list[Position] | None:
+    """The position of each training loader for a checkpoint; `None` where one of them cannot tell, or nothing was trained."""
+    meshes = [getattr(loader, "mesh", None) for loader in train_loaders(trainer)]
+    if not meshes or not all(isinstance(mesh, MeshPosition) for mesh in meshes):
         return None
-    position: dict[str, int] = mesh.state_dict(trainer.fit_loop.epoch_loop.batch_progress.current.ready)
-    return {**position, _TRAINER_EPOCH: trainer.fit_loop.epoch_progress.current.ready - 1}
+    return [_position_of(mesh, standing) for mesh in meshes if mesh is not None]
 
 
-def without_loader_state(state: dict[str, Any]) -> dict[str, Any]:
-    """Lightning's state without what it asked the loaders for: that is rank 0's count of batches, for rank 0's layout."""
-    loops = dict(state.get("loops", {}))
-    fit = dict(loops.get("fit_loop", {}))
-    own = {key: value for key, value in fit.get("state_dict", {}).items() if key != "combined_loader"}
-    if not fit:
-        return state
-    return {**state, "loops": {**loops, "fit_loop": {**fit, "state_dict": own}}}
+def _position_of(mesh: MeshPosition, standing: Standing) -> Position:
+    if standing.moment == EPOCH or standing.epoch_is_read:
+        epoch = standing.epoch + standing.epoch_is_read
+        return {"epoch": epoch, "consumed_samples": 0, "batches_done": 0, "block_size": mesh.block_size}
+    return mesh.state_dict(_within(mesh, standing.batches_done))
 
 
-def go_on(trainer: pl.Trainer, mesh: MeshPosition, position: dict[str, Any]) -> None:
-    """The loader goes on with the first sample that the saved run had not consumed, in this layout or another.
+def _within(mesh: MeshPosition, batches_done: int) -> int:
+    """A loader that is shorter than its neighbours is read again from its start."""
+    try:
+        return (batches_done - 1) % len(mesh) + 1
+    except TypeError:  # a stream without a length
+        return batches_done
 
-    Lightning counts epochs anew when training stops in the middle of one (`max_steps`): it calls the rest of the epoch the next
-    epoch. The order of samples keeps its own count; the difference is kept as an offset.
+
+class Resumption:
+    """Puts the loaders of training where the saved run stood, one after another as Lightning asks for them.
+
+    Args:
+        standing: where Lightning's loops stood.
+        positions: of the loaders, in order; none where they could not tell.
     """
-    mesh.load_state_dict(position)
-    own = int(position["epoch"])
-    finished = mesh.epoch != own
-    theirs = int(position[_TRAINER_EPOCH]) if finished else _counter(trainer.fit_loop.epoch_progress).processed
-    mesh.epoch_offset = own - theirs
-    if not finished:
-        _count_batches(trainer, mesh.first_batch)
 
+    def __init__(self, standing: Standing, positions: Sequence[Position]) -> None:
+        self.standing = standing
+        self._positions, self._done = list(positions), 0
 
-def _counter(progress: Any) -> Any:
-    """The counter of what is going on now; Lightning declares the base class of what it is."""
-    return progress.current
-
-
-def _count_batches(trainer: pl.Trainer, done: int) -> None:
-    """Another batch size has other batches behind it; Lightning must expect the number that is left."""
-    current = _counter(trainer.fit_loop.epoch_loop.batch_progress)
-    unfinished = current.processed - current.completed  # 1 where the checkpoint was written at the end of a batch
-    current.ready = current.started = current.processed = done
-    current.completed = done - unfinished
+    def place(self, trainer: pl.Trainer, mesh: MeshPosition) -> None:
+        """The next loader goes on with the first sample that the saved run had not consumed, in this layout or another."""
+        if not self._positions:
+            return
+        position = self._positions.pop(0)
+        mesh.load_state_dict(position)
+        if self.standing.moment != EPOCH and not self.standing.epoch_is_read:
+            same = position["block_size"] == mesh.block_size
+            self._done = max(self._done, mesh.first_batch)
+            self.standing = count_batches(trainer, self.standing, self._done, same)

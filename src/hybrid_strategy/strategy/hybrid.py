@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -18,13 +17,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from hybrid_strategy.checkpoint.folder import remove_checkpoint
-from hybrid_strategy.checkpoint.saving import save_checkpoint
 from hybrid_strategy.data.loader import mesh_dataloader
 from hybrid_strategy.data.mesh_loader import MeshLoader
 from hybrid_strategy.distributed.groups import Groups, build_groups
 from hybrid_strategy.distributed.random_state import seed_rank
-from hybrid_strategy.errors import CheckpointError, message
 from hybrid_strategy.parallel.ghosts import leave_out_ghosts
 from hybrid_strategy.parallel.stages import whole_model_shown
 from hybrid_strategy.parallel.trees import sample_dims
@@ -32,9 +28,9 @@ from hybrid_strategy.parallelize import Parallelized, parallelize
 from hybrid_strategy.spec.layout import Layout
 from hybrid_strategy.spec.parallel_plan import ParallelPlan
 from hybrid_strategy.strategy import _lightning
+from hybrid_strategy.strategy.automatic import decided
 from hybrid_strategy.strategy.averages import ShardedAverage
 from hybrid_strategy.strategy.checkpointing import StateKeeper
-from hybrid_strategy.strategy.data_position import go_on
 from hybrid_strategy.strategy.known_callbacks import adapt_callbacks, prepare_callbacks
 from hybrid_strategy.strategy.made_before import MadeBefore, recall, remember
 from hybrid_strategy.strategy.manual import ManualStep, check_manual_optimization
@@ -44,12 +40,13 @@ from hybrid_strategy.strategy.precision import adapt_precision
 from hybrid_strategy.strategy.predictions import gather_predictions
 from hybrid_strategy.strategy.step import StepEngine
 from hybrid_strategy.strategy.steps import Steps
+from hybrid_strategy.strategy.stopping import StopHooks
 from hybrid_strategy.strategy.target import find_plan, find_target, run_seed
-from hybrid_strategy.strategy.world import WorldStrategy
+from hybrid_strategy.strategy.workers import PatientWorker
 
 
-class HybridParallelStrategy(WorldStrategy):
-    """Trains any LightningModule, unmodified, under data, tensor, sequence and pipeline parallelism with a sharded optimizer.
+class HybridParallelStrategy(StopHooks):
+    """Trains any LightningModule, unmodified, under data, tensor, sequence, context and pipeline parallelism.
 
     The loader's batch is what one data-parallel rank consumes in one training step; it is cut into micro-batches along its
     first dimension, and the module's own step runs once a micro-batch.
@@ -58,6 +55,7 @@ class HybridParallelStrategy(WorldStrategy):
         data_parallel_size: copies of the model that see different samples; `"auto"` is what the other sizes leave.
         tensor_parallel_size: ranks that share every layer.
         pipeline_parallel_size: ranks among which the layers are divided.
+        context_parallel_size: ranks that share every sequence, with attention over the whole of it.
         data_parallel_replicate_size: replicas of each shard group (hybrid sharding), with `sharding` other than `ddp`.
         sharding: `ddp`, `zero1`, `zero2` or `zero3` over the data-parallel ranks.
         sequence_parallel: split activations between tensor-parallel regions along the sequence.
@@ -72,6 +70,12 @@ class HybridParallelStrategy(WorldStrategy):
         process_group_backend: default: `nccl` on GPUs, `gloo` on CPUs.
         timeout: seconds (or a timedelta) after which a collective that does not end is an error.
         seed: of first values and of the order of samples; default: that of `seed_everything`, else 0.
+        reduce_dtype: `float32` or `bfloat16`, in which gradients are summed over data-parallel ranks; default: their own type.
+        initial_weights: what the weights are when training begins: a Hugging Face folder or file of safetensors, a single-file
+            Lightning checkpoint, or a checkpoint folder of any layout; default: values drawn by `seed`.
+        asynchronous_checkpoint: write checkpoints while training goes on, from a copy of the state in host memory.
+        checkpoint_when_busy: `wait` or `skip`: what a checkpoint does that comes while the last one is still being written.
+        checkpoint_error: `raise` or `warn`: whether a checkpoint that cannot be written ends the run.
 
     Raises:
         ConfigError: the settings exclude each other, or a name is not known.
@@ -85,6 +89,7 @@ class HybridParallelStrategy(WorldStrategy):
         data_parallel_size: int | str = "auto",
         tensor_parallel_size: int = 1,
         pipeline_parallel_size: int = 1,
+        context_parallel_size: int = 1,
         data_parallel_replicate_size: int = 1,
         sharding: str = "ddp",
         sequence_parallel: bool = False,
@@ -99,6 +104,11 @@ class HybridParallelStrategy(WorldStrategy):
         process_group_backend: str | None = None,
         timeout: float | timedelta = 1800.0,
         seed: int | None = None,
+        reduce_dtype: str | None = None,
+        initial_weights: str | None = None,
+        asynchronous_checkpoint: bool = False,
+        checkpoint_when_busy: str = "wait",
+        checkpoint_error: str = "raise",
         *,
         accelerator: pl.accelerators.Accelerator | None = None,
         parallel_devices: list[torch.device] | None = None,
@@ -111,6 +121,7 @@ class HybridParallelStrategy(WorldStrategy):
             data_parallel_size=data_parallel_size,
             tensor_parallel_size=tensor_parallel_size,
             pipeline_parallel_size=pipeline_parallel_size,
+            context_parallel_size=context_parallel_size,
             data_parallel_replicate_size=data_parallel_replicate_size,
             sharding=sharding,
             sequence_parallel=sequence_parallel,
@@ -125,14 +136,19 @@ class HybridParallelStrategy(WorldStrategy):
             process_group_backend=process_group_backend,
             timeout=timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout),
             seed=seed,
+            reduce_dtype=reduce_dtype,
+            initial_weights=initial_weights,
+            asynchronous_checkpoint=asynchronous_checkpoint,
+            checkpoint_when_busy=checkpoint_when_busy,
+            checkpoint_error=checkpoint_error,
         )
+        self.automatic = False
         self._layout: Layout | None = None
         self._groups: Groups | None = None
         self._made: Parallelized | None = None
         self._engine: StepEngine | None = None
         self._made_of: pl.LightningModule | None = None
         self._average: ShardedAverage | None = None
-        self._resume_position: dict[str, Any] | None = None
 
     # ------------------------------------------------------------------------------------------- ranks and devices
 
@@ -157,7 +173,7 @@ class HybridParallelStrategy(WorldStrategy):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """Samples are divided over data-parallel ranks only: tensor and pipeline peers read the same ones."""
+        """Samples are divided over data-parallel ranks only: peers along the other axes read the same ones."""
         coordinate = self.layout.coordinate(self.global_rank)
         return {"num_replicas": self.layout.data_parallel_size, "rank": coordinate.data_parallel}
 
@@ -174,13 +190,17 @@ class HybridParallelStrategy(WorldStrategy):
 
     def setup_environment(self) -> None:
         super().setup_environment()
-        if self.lightning_module is not None:
-            prepare_callbacks(self.lightning_module.trainer, self.layout)
         _lightning.reset_seed()
         self.set_world_ranks()
         assert self.cluster_environment is not None  # set by the Trainer before
         backend = self.options.process_group_backend or _lightning.backend_for(self.root_device)
         _lightning.init_process_group(self.cluster_environment, backend, self.options.timeout, self.root_device)
+        if self.automatic and self._groups is None and self.lightning_module is not None:
+            precision = str(self.precision_plugin.precision)
+            self.options = decided(self.options, self.lightning_module, self.root_device, precision, self.num_processes)
+            self._layout = None
+        if self.lightning_module is not None:
+            prepare_callbacks(self.lightning_module.trainer, self.layout)
         if self._groups is None:
             self._groups = build_groups(self.layout, self.root_device)
         if self.lightning_module is not None:
@@ -199,6 +219,7 @@ class HybridParallelStrategy(WorldStrategy):
             before = recall(module, self.layout, self.options.stage_cuts)
             self._parallelize(module) if before is None else self._go_on_with(module, before)
         self.engine.attach(trainer, self.options.timeout)
+        self.take_signals(trainer)
         self._average = adapt_callbacks(trainer, module, self.made)
         self.model = module
         if trainer.state.fn == TrainerFn.FITTING:
@@ -230,6 +251,10 @@ class HybridParallelStrategy(WorldStrategy):
             seed=run_seed(self.options.seed),
             stage_cuts=self.options.stage_cuts,
         )
+        self._made.sharding.reduce_dtype = getattr(torch, self.options.reduce_dtype) if self.options.reduce_dtype else None
+        if self.options.initial_weights is not None:
+            certificate = StateKeeper(module, self._made, self.groups).begin_with(self.options.initial_weights)
+            _lightning.rank_zero_info("\n".join(certificate.lines()))
         seed_rank(self.layout, self.groups.coordinate, run_seed(self.options.seed))
         remember(module, self._made, self.groups, self.options.stage_cuts)
         self._make_engine(module, plan)
@@ -237,7 +262,7 @@ class HybridParallelStrategy(WorldStrategy):
     def _go_on_with(self, module: pl.LightningModule, before: MadeBefore) -> None:
         """The module was parallelised by an earlier Trainer of this process."""
         self._made, self._groups = before.made, before.groups
-        self._make_engine(module, find_plan(module, find_target(module, self.options.module), self.options.parallel_plan))
+        self._make_engine(module, find_plan(module, before.made.target, self.options.parallel_plan))
 
     def _make_engine(self, module: pl.LightningModule, plan: ParallelPlan) -> None:
         size = self.layout.pipeline_parallel_size
@@ -261,16 +286,15 @@ class HybridParallelStrategy(WorldStrategy):
         """Parameters are put on their device when they are parallelised."""
 
     def process_dataloader(self, dataloader: object) -> object:
-        """Gives each data-parallel rank its own samples, and tensor and pipeline peers the same ones."""
+        """Gives each data-parallel rank its own samples, and peers along the other axes the same ones."""
         place = self.distributed_sampler_kwargs
         mine = mesh_dataloader(dataloader, place["num_replicas"], place["rank"], seed=run_seed(self.options.seed))
         if not isinstance(mine, MeshLoader):  # an iterable of the user's own: one data-parallel rank may read it
             return mine
+        self.place_data(mine.mesh)
+        if mine.num_workers > 0 and not isinstance(mine.worker_init_fn, PatientWorker):
+            mine.worker_init_fn = PatientWorker(mine.worker_init_fn)
         mine.learn_dims(sample_dims)
-        if self._resume_position is not None and self._user_module().trainer.training:
-            # here and not later: Lightning makes the iterator, which reads ahead, right after this
-            go_on(self._user_module().trainer, mine.mesh, self._resume_position)
-            self._resume_position = None
         return mine
 
     # ------------------------------------------------------------------------------------------------------ steps
@@ -339,52 +363,7 @@ class HybridParallelStrategy(WorldStrategy):
             held = [each for each in held if id(each) in own]
         return [each.grad for each in held if each.grad is not None and each.grad.numel()]
 
-    # ------------------------------------------------------------------------------------------------ checkpoints
-
-    @property
-    def lightning_restore_optimizer(self) -> bool:
-        """Optimizer states are loaded by `load_checkpoint`, straight into this rank's pieces."""
-        return False
-
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        """This rank's pieces by the un-split model's names."""
-        return {piece.spec.name: piece.tensor for piece in self._keeper().weight_pieces().values()}
-
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Nothing: `save_checkpoint` takes the states itself, by parameter name."""
-        return {}
-
-    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Nothing: `load_checkpoint` has filled the weights already."""
-
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Nothing: `load_checkpoint` has filled the states already."""
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
-        """Writes a checkpoint folder that any layout can load; a collective call.
-
-        Raises:
-            CheckpointError: on every rank, if any rank could not write its part.
-        """
-        if storage_options is not None:
-            rule = "the folder is written by all ranks, without a CheckpointIO"
-            raise CheckpointError(message("storage_options", type(storage_options).__name__, rule, "", "Leave it out"))
-        path = Path(self.broadcast(str(filepath)))
-        save_checkpoint(path, self._keeper().content(checkpoint))
-
-    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        """Fills weights and optimizer states from a checkpoint of any layout; returns Lightning's own state."""
-        loaded = self._keeper().load(Path(self.broadcast(str(checkpoint_path))))
-        self._resume_position = loaded.position
-        _lightning.rank_zero_info("\n".join(loaded.certificate.lines()))
-        return loaded.state
-
-    def remove_checkpoint(self, filepath: str | Path) -> None:
-        if self.is_global_zero:
-            remove_checkpoint(Path(filepath))
-
-    def _keeper(self) -> StateKeeper:
-        return StateKeeper(self._user_module(), self.made, self.groups, self.optimizers, self._average)
+    # -------------------------------------------------------------------------------------------------- the end
 
     def on_exception(self, exception: BaseException) -> None:
         if self._engine is not None:
@@ -398,3 +377,4 @@ class HybridParallelStrategy(WorldStrategy):
         self.cluster_environment.teardown()
         self.precision_plugin.teardown()
         self.accelerator.teardown()
+        self.finish_checkpoints()

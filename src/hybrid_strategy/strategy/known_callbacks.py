@@ -78,8 +78,7 @@ def _callbacks(trainer: pl.Trainer) -> list[Callback]:
 
 
 def _is_split(layout: Layout) -> bool:
-    sharded = layout.sharding != "ddp" and layout.data_parallel_size > 1
-    return sharded or layout.tensor_parallel_size > 1 or layout.pipeline_parallel_size > 1
+    return layout.state_shards > 1 or layout.tensor_parallel_size > 1 or layout.pipeline_parallel_size > 1
 
 
 def _data_parallel_size(trainer: pl.Trainer) -> int:

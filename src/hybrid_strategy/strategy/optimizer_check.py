@@ -46,7 +46,7 @@ def _split_dims(layout: Layout) -> tuple[int, ...]:
     """Along which dimensions ranks hold pieces of a matrix."""
     if layout.tensor_parallel_size > 1:
         return (0, 1)
-    return (0,) if layout.sharding != "ddp" and layout.data_parallel_size > 1 else ()
+    return (0,) if layout.state_shards > 1 else ()
 
 
 def _refusal(kind: str, found: str, layout: Layout) -> str:

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from hybrid_strategy.errors import LayoutError, message
+from hybrid_strategy.checkpoint.asynchronous import WHEN_BUSY
+from hybrid_strategy.errors import ConfigError, LayoutError, did_you_mean, message
 from hybrid_strategy.planning.batches import default_num_microbatches
 from hybrid_strategy.planning.layouts import check_layout, find_schedule, resolve_layout
-from hybrid_strategy.planning.refusals import check_whole
+from hybrid_strategy.planning.refusals import check_reduce_dtype, check_whole
 from hybrid_strategy.spec.layout import Layout
 from hybrid_strategy.spec.parallel_plan import ParallelPlan
+
+ON_CHECKPOINT_ERROR = ("raise", "warn")
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class Options:
     data_parallel_size: int | str
     tensor_parallel_size: int
     pipeline_parallel_size: int
+    context_parallel_size: int
     data_parallel_replicate_size: int
     sharding: str
     sequence_parallel: bool
@@ -36,6 +40,11 @@ class Options:
     process_group_backend: str | None
     timeout: timedelta
     seed: int | None
+    reduce_dtype: str | None
+    initial_weights: str | None
+    asynchronous_checkpoint: bool
+    checkpoint_when_busy: str
+    checkpoint_error: str
 
     def layout(self, world_size: int) -> Layout:
         """The layout of `world_size` processes.
@@ -48,6 +57,7 @@ class Options:
             data_parallel_size=self.data_parallel_size,
             tensor_parallel_size=self.tensor_parallel_size,
             pipeline_parallel_size=self.pipeline_parallel_size,
+            context_parallel_size=self.context_parallel_size,
             data_parallel_replicate_size=self.data_parallel_replicate_size,
             sharding=self.sharding,
             sequence_parallel=self.sequence_parallel,
@@ -78,8 +88,13 @@ def make_options(**given: Any) -> Options:
         raise LayoutError(message("micro_batch_size", given["micro_batch_size"], rule, numbers, advice))
     wholes = ("num_microbatches", "micro_batch_size")
     check_whole({key: given[key] for key in wholes if given[key] is not None})
+    check_reduce_dtype(given["reduce_dtype"])
     given["schedule"] = find_schedule(given["schedule"]).name
     check_layout(Layout(sharding=given["sharding"], activation_checkpoint=given["activation_checkpoint"]))
+    for key, ways in (("checkpoint_error", ON_CHECKPOINT_ERROR), ("checkpoint_when_busy", WHEN_BUSY)):
+        if given[key] not in ways:
+            advice = did_you_mean(given[key], ways)
+            raise ConfigError(message(key, given[key], "there is no such way", "", advice))
     if given["stage_cuts"] is not None:
         given["stage_cuts"] = tuple(given["stage_cuts"])
     if isinstance(given["parallel_plan"], Mapping):

@@ -1,14 +1,19 @@
-"""Random states of a rank: taken for a checkpoint by logical coordinate, and put back where the coordinate exists again."""
+"""Random states of a rank: taken for a checkpoint by logical coordinate, and put back; a new coordinate gets one of its own."""
 
 from __future__ import annotations
 
+import hashlib
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import numpy
 import torch
 
-from hybrid_strategy.spec.layout import Coordinate
+from hybrid_strategy.distributed.random_state import keyed_seed, random_stream
+from hybrid_strategy.spec.layout import Coordinate, Layout
+
+RandomState = dict[str, Any]
 
 
 def coordinate_key(coordinate: Coordinate) -> str:
@@ -17,11 +22,11 @@ def coordinate_key(coordinate: Coordinate) -> str:
     return f"pp{c.pipeline_parallel}_dp{c.data_parallel}_cp{c.context_parallel}_tp{c.tensor_parallel}"
 
 
-def take_random_state() -> dict[str, Any]:
+def take_random_state() -> RandomState:
     """States of Python's, numpy's and torch's generators, as plain data."""
     version, internal, gauss = random.getstate()
     name, keys, position, has_gauss, cached = numpy.random.get_state()
-    state: dict[str, Any] = {
+    state: RandomState = {
         "python": [version, list(internal), gauss],
         "numpy": [str(name), torch.from_numpy(numpy.asarray(keys).astype("int64")), int(position), int(has_gauss), float(cached)],
         "torch": torch.get_rng_state(),
@@ -31,7 +36,7 @@ def take_random_state() -> dict[str, Any]:
     return state
 
 
-def put_random_state(state: dict[str, Any]) -> None:
+def put_random_state(state: Mapping[str, Any]) -> None:
     """Puts the states of `take_random_state` back."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
@@ -40,3 +45,34 @@ def put_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
+
+
+def seed_random_state(seed: int) -> None:
+    """Starts all generators of this process anew."""
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def restore_random_state(layout: Layout, coordinate: Coordinate, saved: Mapping[str, RandomState]) -> None:
+    """Goes on with the random numbers of `coordinate`.
+
+    Ranks of one stream (`random_stream`) draw the same numbers, so a new peer takes the state of an old one. A stream that the
+    saved layout did not have starts from the checkpoint and its name.
+    """
+    state = _state_for(layout, coordinate, saved)
+    if state is not None:
+        put_random_state(state)
+    elif saved:
+        first = hashlib.sha256(saved[min(saved)]["torch"].numpy().tobytes()).hexdigest()
+        seed_random_state(keyed_seed(0, first + random_stream(layout, coordinate)))
+
+
+def _state_for(layout: Layout, coordinate: Coordinate, saved: Mapping[str, RandomState]) -> RandomState | None:
+    own = coordinate_key(coordinate)
+    prefix = own.removesuffix(str(coordinate.tensor_parallel))
+    peers = [saved[key] for key in sorted(saved) if key.startswith(prefix)]
+    alike = all(torch.equal(each["torch"], peers[0]["torch"]) for each in peers)
+    if layout.sequence_parallel:  # each peer a stream of its own
+        return saved.get(own) if coordinate.tensor_parallel == 0 or not alike else None
+    return saved[own] if own in saved and alike else next(iter(peers), None)

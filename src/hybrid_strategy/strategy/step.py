@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -15,7 +16,9 @@ from torch import Tensor, nn
 
 from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.parallel.frozen import ThawWatch
+from hybrid_strategy.parallel.parameters import Slot
 from hybrid_strategy.parallel.player import Player
+from hybrid_strategy.parallel.shell import Shell, whole_of
 from hybrid_strategy.parallel.stages import StageNow, StageOutput
 from hybrid_strategy.parallel.transport import Transport
 from hybrid_strategy.parallel.trees import Cut, map_tensors, tensors_of
@@ -71,6 +74,9 @@ class StepEngine:
         self._last_call: StepCall | None = None
         self._last_batch: tuple[Any, float] = (None, 0.0)
         self._correction = 1.0
+        self._batches_in_window = 0
+        self._last_backwards: frozenset[tuple[int, int]] = frozenset()
+        self._in_one_stage = self._slots_in_one_stage()
         self.last_loss: Tensor | None = None
 
     def table(self, num_microbatches: int, train: bool) -> ScheduleTable:
@@ -144,19 +150,30 @@ class StepEngine:
         with self.router.quick.recording(call.kind), self.router.metrics.watching(rows > 0), call.context():
             output = call.function(call.batch, *call.arguments)
         self.router.recorder.commit(rows, rows, counts=rows > 0)
-        _, outputs = self.router.share(call.kind, (), (), map_tensors(lambda _, tensor: tensor.detach(), output))
+        _, outputs = self.router.share(call.kind, (), (), map_tensors(_finished, output))
         return outputs
 
     def share_of(self, call: StepCall) -> float:
-        """This data-parallel rank's share of the samples of a step."""
-        size = self.groups.layout.data_parallel_size
-        if call.real_rows is None or not call.run_rows:
-            return 1.0 / size
-        return call.real_rows / call.run_rows
+        """This rank's share of the loss of a step: that of its samples, over context-parallel ranks, which share them."""
+        layout = self.groups.layout
+        known = call.real_rows is not None and bool(call.run_rows)
+        samples = call.real_rows / call.run_rows if known else 1.0 / layout.data_parallel_size  # type: ignore[operator]
+        return samples / layout.context_parallel_size
 
     def hand_over(self, gradient_scale: float) -> None:
         """Adds the gradients of the last `train` to the accumulation window; `gradient_scale` is what autograd asks for."""
+        self._batches_in_window += 1
         self.made.sharding.hand_over(gradient_scale * self._correction)
+
+    def reduce(self) -> None:
+        """The accumulation window ends: sums its gradients over the data-parallel ranks."""
+        self._batches_in_window = 0
+        self.made.sharding.reduce()
+
+    def reduce_early(self) -> None:
+        """The next batch ends the window: its gradients go out as they come, where the window holds no others."""
+        if not self._batches_in_window:
+            self.made.sharding.reduce_early(self._in_one_stage)
 
     def micro_batch(self) -> int:
         """The micro-batch whose forward pass runs now."""
@@ -196,10 +213,22 @@ class StepEngine:
     def weights(self, stage: int) -> list[nn.Parameter]:
         return [slot.parameter for slot in self.made.stage_slots[stage] if slot.parameter.requires_grad]
 
+    def before_backward(self, stage: int, micro_batch: int) -> None:
+        if (stage, micro_batch) in self._last_backwards:
+            self.made.sharding.before_last_backward(self.made.stage_slots[stage])
+
     def after_backward(self, stage: int, micro_batch: int) -> None:
         self.made.sharding.after_backward(self.made.stage_slots[stage])
+        if (stage, micro_batch) in self._last_backwards:
+            self.made.sharding.after_last_backward(self.made.stage_slots[stage])
 
     # ---------------------------------------------------------------------------------------------------- details
+
+    def _slots_in_one_stage(self) -> list[Slot]:
+        """Parameters whose gradient is whole after the last backward of one stage of this rank, without the help of others."""
+        stages = Counter(id(slot) for slots in self.made.stage_slots.values() for slot in slots)
+        whole = [slot for slot in self.made.slots if not slot.holders and not slot.spec.partial_gradient]
+        return [slot for slot in whole if stages[id(slot)] == 1]
 
     @property
     def _now(self) -> Play:
@@ -251,7 +280,9 @@ class StepEngine:
             signatures = [each or (index,) for index, each in enumerate(signatures)]
         self.made.sharding.begin()
         try:
-            self.player.play(self.table(len(play.cut.rows), train), self, signatures)
+            table = self.table(len(play.cut.rows), train)
+            self._last_backwards = table.last_backwards(self._rank) if train else frozenset()
+            self.player.play(table, self, signatures)
         finally:
             self._play = None
             self.made.sharding.end()
@@ -260,7 +291,7 @@ class StepEngine:
 
     def _finish_forward(self, play: Play, output: Any, micro_batch: int) -> Any:
         rows = float(play.cut.rows[micro_batch])
-        play.outputs[micro_batch] = map_tensors(lambda _, tensor: tensor.detach(), output)
+        play.outputs[micro_batch] = map_tensors(_finished, output)
         if play.call.kind != "train":
             tokens = token_count(output)
             self.router.recorder.commit(rows, rows if tokens is None else tokens, counts=rows > 0)
@@ -271,7 +302,8 @@ class StepEngine:
         play.losses[micro_batch] = replace(found, loss=found.loss.detach())
         if found.weight == 0.0:
             return self._without_weight(found.loss)
-        return found.loss * (found.weight / self._expected(play, found.counts_tokens) * play.loss_scale)
+        share = play.loss_scale / self.groups.layout.context_parallel_size  # their gradients are summed, the loss is one
+        return found.loss * (found.weight / self._expected(play, found.counts_tokens) * share)
 
     def _without_weight(self, loss: Tensor) -> Tensor:
         """The loss of samples that do not count; it may be 0/0, so no gradient is made of it where nobody waits for one."""
@@ -305,6 +337,11 @@ class StepEngine:
         rows = play.cut.rows
         order = [each for each in sorted(play.outputs) if rows[each] > 0] or sorted(play.outputs)[:1]
         return combine_outputs([play.outputs[each] for each in order], [rows[each] for each in order]) if order else None
+
+
+def _finished(_: Any, tensor: Tensor) -> Tensor:
+    """A returned tensor as one device has it."""
+    return (whole_of(tensor) if isinstance(tensor, Shell) else tensor).detach()
 
 
 def _signature(micro_batch: Any) -> tuple[Hashable, ...]:

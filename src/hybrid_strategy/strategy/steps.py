@@ -43,6 +43,8 @@ class Steps:
         """Plays forward and backward; Lightning's own backward on the loss returned hands the gradients over."""
         scale = loss_scale(self._plugin) / self._module.trainer.accumulate_grad_batches
         call = self.call("train", args, kwargs)
+        if _lightning.ready_to_step(self._module.trainer):
+            self._engine.reduce_early()
         with self.doing(call):
             loss, output = self._engine.train(call, scale)
         carried = loss_with_hand_over(loss, lambda gradient: self._receive(gradient, scale))
@@ -108,4 +110,4 @@ class Steps:
         self._engine.hand_over(gradient.item() / scale)
         if _lightning.ready_to_step(self._module.trainer):
             with self._engine.whereabouts.doing(f"the reduction of gradients (global step {self._module.trainer.global_step})"):
-                self._engine.made.sharding.reduce()
+                self._engine.reduce()

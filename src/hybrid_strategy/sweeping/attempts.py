@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hybrid_strategy.config.resume import newest_checkpoint
-from hybrid_strategy.config.storage import RESULT_FILE, read_config, write_config
+from hybrid_strategy.config.resume import newest_good
+from hybrid_strategy.config.storage import PREEMPTED_FILE, RESULT_FILE, read_config, write_config
 from hybrid_strategy.files import read_json, write_json
 from hybrid_strategy.sweeping import states
 from hybrid_strategy.sweeping.metrics import METRICS_FILE, merge_parts, set_aside
@@ -17,9 +16,6 @@ from hybrid_strategy.sweeping.metrics import METRICS_FILE, merge_parts, set_asid
 STATE_FILE = "state.json"
 STATUS_FILE = "status.json"
 """Written by the first rank while it trains: step, loss, speed."""
-
-PREEMPTED_FILE = "preempted.json"
-"""Written by the first rank after it has saved because of a signal."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +53,14 @@ def write_state(folder: Path, state: State) -> None:
 
 
 def begin(folder: Path, job: str = "", requeues: int = 0) -> State:
-    """Makes the folder ready for one more attempt: it goes on from the newest checkpoint there, and loses nothing logged."""
+    """Makes the folder ready for one more attempt: it goes on from the newest good checkpoint there, and loses
+    nothing logged."""
     before = read_state(folder)
     for name in (RESULT_FILE, PREEMPTED_FILE, STATUS_FILE):
         (folder / name).unlink(missing_ok=True)
     for path in (folder / "logs").glob("rank*.error.json"):
         path.unlink(missing_ok=True)
-    checkpoint = newest_checkpoint(folder)
+    checkpoint = newest_good(folder)
     if (folder / METRICS_FILE).exists():
         set_aside(folder, keep=checkpoint is not None)
     config = read_config(folder)
@@ -84,9 +81,3 @@ def conclude(folder: Path, state: str, reason: str, further: dict[str, Any] | No
     write_json(folder / RESULT_FILE, {**account, **result, **account, **(further or {})})
     write_state(folder, now)
     return now
-
-
-def in_slurm_job() -> str:
-    """The job that this process belongs to, as `scontrol requeue` wants it: a task of an array by both numbers."""
-    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")

@@ -16,6 +16,7 @@ from hybrid_strategy.spec.layout import ACTIVATION_CHECKPOINTS, SHARDINGS, Layou
 AXES = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
+    "context_parallel_size",
     "data_parallel_size",
     "sharding",
     "data_parallel_replicate_size",
@@ -70,9 +71,9 @@ class Axes:
         return tuple(axis for axis in AXES if axis in self.free or len(self.given.get(axis, ())) > 1)
 
 
-def usual_shardings(data_size: int) -> Values:
-    """On one data-parallel rank there is nothing to shard: all are `ddp`."""
-    return SHARDINGS if data_size > 1 else SHARDINGS[:1]
+def usual_shardings(replicas: int) -> Values:
+    """Where the parameters have one copy there is nothing to shard: all are `ddp`."""
+    return SHARDINGS if replicas > 1 else SHARDINGS[:1]
 
 
 def usual_replicas(sharding: str, data_size: int, tensor_size: int, gpus_per_node: int | None) -> Values:

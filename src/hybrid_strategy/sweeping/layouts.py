@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
+from math import prod
 from typing import Any
 
 from hybrid_strategy.errors import ConfigError, LayoutError, did_you_mean, message
 from hybrid_strategy.planning.batches import resolve_batch
-from hybrid_strategy.planning.choices import divisors
+from hybrid_strategy.planning.choices import context_sizes, divisors
 from hybrid_strategy.planning.layouts import check_layout, find_schedule, resolve_layout
 from hybrid_strategy.spec.batch import BatchSpec
 from hybrid_strategy.spec.layout import ACTIVATION_CHECKPOINTS, SHARDINGS, Layout
@@ -99,30 +100,38 @@ def layouts(space: Space) -> Iterator[Found]:
 
 
 def _sizes(space: Space) -> Iterator[Layout | Skipped]:
-    """Tensor, pipeline and data-parallel sizes that multiply to the world."""
+    """Tensor, pipeline, context and data-parallel sizes that multiply to the world."""
     axes, world = space.axes, space.world_size
-    exact = not {"tensor_parallel_size", "pipeline_parallel_size"} & set(axes.free)
+    length = space.shape.sequence_length if space.shape is not None else 0
+    exact = not {"tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"} & set(axes.free)
     for tensor in axes.values("tensor_parallel_size", divisors(world)):
         tensor = tensor or 1
         if world % tensor:
-            yield _resolved(world, tensor, 1, "auto")
+            yield _resolved(world, (tensor, 1, 1), "auto")
             continue
-        for pipeline in axes.values("pipeline_parallel_size", divisors(world // tensor)):
-            pipeline = pipeline or 1
+        pipelines = axes.values("pipeline_parallel_size", divisors(world // tensor))
+        contexts = axes.values("context_parallel_size", context_sizes(world // tensor, length))
+        for pipeline, context in product(pipelines, contexts):
+            inner = (tensor, pipeline or 1, context or 1)
+            if "context_parallel_size" in axes.free and world % prod(inner):
+                continue
             for data in axes.values("data_parallel_size", ("auto",)):
                 wanted = "auto" if data is None else data
-                if wanted == "auto" or tensor * pipeline * wanted == world or exact:
-                    yield _resolved(world, tensor, pipeline, wanted)
+                if wanted == "auto" or prod(inner) * wanted == world or exact:
+                    yield _resolved(world, inner, wanted)
 
 
-def _resolved(world: int, tensor: int, pipeline: int, data: int | str) -> Layout | Skipped:
+def _resolved(world: int, inner: tuple[int, int, int], data: int | str) -> Layout | Skipped:
+    """The layout of tensor, pipeline and context-parallel sizes `inner`."""
+    tensor, pipeline, context = inner
+    sizes: dict[str, Any] = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline, "context_parallel_size": context}
     try:
-        return resolve_layout(
-            world_size=world, data_parallel_size=data, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline
-        )
+        return resolve_layout(world_size=world, data_parallel_size=data, **sizes)
     except LayoutError as error:
-        rows = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline, "data_parallel_size": data}
-        name = "_".join(f"{short}{size}" for short, size in zip(("tp", "pp", "dp"), rows.values(), strict=True) if size != "auto")
+        rows = {**sizes, "data_parallel_size": data}
+        named = zip(("tp", "pp", "cp", "dp"), rows.values(), strict=True)
+        name = "_".join(f"{short}{size}" for short, size in named if size != "auto" and (short, size) != ("cp", 1))
+        rows = {key: size for key, size in rows.items() if (key, size) != ("context_parallel_size", 1)}
         return Skipped(name, "refused", str(error), rows)
 
 
@@ -138,14 +147,14 @@ def _refusal(space: Space, layout: Layout, batch: BatchSpec | None = None) -> st
 
 
 def _size_values(space: Space, layout: Layout) -> dict[str, Any]:
-    keys = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    keys = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "data_parallel_size")
     return {key: getattr(layout, key) for key in keys if key in space.axes.given or key in space.axes.free}
 
 
 def _inner(space: Space, sizes: Layout) -> Iterator[tuple[Layout, dict[str, Any]]]:
     """Sharding, sequence parallelism and schedule of one set of sizes."""
     axes, data, tensor, pipeline = space.axes, sizes.data_parallel_size, sizes.tensor_parallel_size, sizes.pipeline_parallel_size
-    for sharding in axes.values("sharding", usual_shardings(data)):
+    for sharding in axes.values("sharding", usual_shardings(data * sizes.context_parallel_size)):
         sharding = sharding or "ddp"
         replicas = usual_replicas(sharding, data, tensor, space.gpus_per_node)
         sequences = (False, True) if tensor > 1 else (False,)
@@ -174,6 +183,7 @@ def _batches(space: Space, sizes: Layout, values: dict[str, Any]) -> Iterator[Fo
             world_size=space.world_size,
             tensor_parallel_size=sizes.tensor_parallel_size,
             pipeline_parallel_size=sizes.pipeline_parallel_size,
+            context_parallel_size=sizes.context_parallel_size,
             **tried,
         )
     except LayoutError as error:

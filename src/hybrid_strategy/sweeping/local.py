@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
+from hybrid_strategy.config.storage import PREEMPTED_FILE
 from hybrid_strategy.config.world import visible_gpus
 from hybrid_strategy.files import read_json
 from hybrid_strategy.launch.parent_death import PARENT_VARIABLE
 from hybrid_strategy.sweeping import states
-from hybrid_strategy.sweeping.attempts import PREEMPTED_FILE, State, begin, conclude, read_state, write_state
+from hybrid_strategy.sweeping.attempts import State, begin, conclude, read_state, write_state
 from hybrid_strategy.sweeping.causes import PREEMPTED_CODE, Cause, cause_of
 from hybrid_strategy.sweeping.points import Point
 from hybrid_strategy.sweeping.settings import LocalSettings, seconds_of
@@ -24,7 +25,7 @@ OUTPUT_FILE = "output.log"
 """What the point would have shown on a terminal."""
 
 _GRACE_SECONDS = 8.0
-"""From the request to end until the processes are killed; the ranks get 3 s of it from their own parent."""
+"""From the request to end until the processes are killed: what they need to save the step they are in."""
 
 _OF_A_RANK = (
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),

@@ -8,7 +8,8 @@ from hashlib import sha256
 
 from hybrid_strategy.spec.plan import Plan
 
-_LAYOUT = ("data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size", "sharding", "sequence_parallel")
+_SIZES = ("data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
+_LAYOUT = (*_SIZES, "sharding", "sequence_parallel")
 """Keys of `strategy` that `Layout.name` already tells."""
 
 _SHORT = {

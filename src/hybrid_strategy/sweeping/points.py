@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ def read_point(folder: Path) -> Point | None:
 def write_point(point: Point, config: RunConfig, planned: RunPlan) -> None:
     """Leaves everything in the point's folder that a process needs to run it."""
     point.folder.mkdir(parents=True, exist_ok=True)
-    write_config(config, point.folder)
+    write_config(replace(config, strategy=planned.strategy), point.folder)
     write_json(point.folder / PLAN_FILE, planned.to_dict())
     write_json(point.folder / POINT_FILE, point.to_dict())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from hybrid_strategy.config.messages import HYDRA_ERRORS, explained
 from hybrid_strategy.config.plan import RunPlan, plan_of
 from hybrid_strategy.config.schema import read
-from hybrid_strategy.config.settings import ClusterSettings, RunConfig
+from hybrid_strategy.config.settings import AUTO, ClusterSettings, RunConfig
 from hybrid_strategy.config.targets import BY_TARGET, WandbSettings
 from hybrid_strategy.config.world import visible_gpus
 from hybrid_strategy.errors import LayoutError, ModelError
@@ -94,7 +95,8 @@ def _compose(batch: Batch, overrides: tuple[str, ...], number: int, common: Set[
     except HYDRA_ERRORS as error:
         raise explained(error) from error
     for axis in ("sharding", "activation_checkpoint", "schedule"):
-        check_values(axis, (getattr(settings.strategy, axis),))
+        value = getattr(settings.strategy, axis)
+        check_values(axis, () if value == AUTO else (value,))
     try:
         planned = plan_of(settings)
         reason = _not_here(settings, planned)
@@ -166,9 +168,11 @@ def swept_of(master: DictConfig, overrides: Sequence[str], common: Set[str] = fr
 def on_machines(config: RunConfig) -> RunConfig:
     """On a described cluster the nodes follow from the layout, where all of its sizes are given and the processes are not."""
     given, cluster = config.strategy, config.cluster
-    if cluster.name == "local" or cluster.devices != "auto" or not isinstance(given.data_parallel_size, int):
+    asked = (given.data_parallel_size, given.tensor_parallel_size, given.pipeline_parallel_size, given.context_parallel_size)
+    sizes = [each for each in asked if isinstance(each, int)]
+    if cluster.name == "local" or cluster.devices != "auto" or len(sizes) < len(asked):
         return config
-    needed = given.data_parallel_size * given.tensor_parallel_size * given.pipeline_parallel_size
+    needed = math.prod(sizes)
     nodes, rest = divmod(needed, cluster.gpus_per_node)
     if needed < 1 or (nodes and rest):
         return config
@@ -231,6 +235,7 @@ def facts_of(config: RunConfig, planned: RunPlan) -> dict[str, Any]:
         "data_parallel_size": plan.layout.data_parallel_size,
         "tensor_parallel_size": plan.layout.tensor_parallel_size,
         "pipeline_parallel_size": plan.layout.pipeline_parallel_size,
+        "context_parallel_size": plan.layout.context_parallel_size,
         "sharding": plan.layout.sharding,
         "schedule": plan.layout.schedule if plan.layout.pipeline_parallel_size > 1 else None,
         "stages_per_rank": plan.layout.stages_per_rank,

@@ -137,7 +137,7 @@ def _fit(candidate: Candidate, judge: Judge, hopeless: dict[tuple[object, ...], 
 
 def _states_too_large(layout: Layout, scenario: Scenario) -> str | None:
     """States of the fullest rank against the whole memory, whatever the micro-batches."""
-    each = states_bytes_per_parameter(scenario.numerics, layout.sharding, layout.shard_size)
+    each = states_bytes_per_parameter(scenario.numerics, layout.sharding, layout.state_shards)
     ranks = {0, layout.pipeline_parallel_size - 1}
     needed, memory = max(each * scenario.rank_parameters(rank) for rank in ranks), scenario.cluster.memory_bytes
     if needed <= memory:

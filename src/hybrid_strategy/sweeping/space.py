@@ -52,7 +52,7 @@ def axes_of(choices: Sequence[Choice], free: Sequence[str], config: RunConfig) -
 
 def space_of(config: RunConfig, axes: Axes) -> Space:
     """Where layouts are looked for."""
-    devices = devices_at_hand(config)
+    devices, rows = devices_at_hand(config), config.strategy.micro_batch_size
     return Space(
         world_size=devices * config.cluster.num_nodes,
         axes=axes,
@@ -60,7 +60,7 @@ def space_of(config: RunConfig, axes: Axes) -> Space:
         shape=shape_of(config),
         global_batch_size=global_batch_size_of(config, 1),
         accumulate_grad_batches=config.trainer.accumulate_grad_batches,
-        micro_batch_size=config.strategy.micro_batch_size,
+        micro_batch_size=rows if isinstance(rows, int) else None,
     )
 
 

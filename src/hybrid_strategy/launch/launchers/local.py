@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from hybrid_strategy.launch.failures import explain
-from hybrid_strategy.launch.job import Job, error_path
+from hybrid_strategy.launch.failures import explain, raise_if_stopped
+from hybrid_strategy.launch.job import LISTEN_VARIABLE, Job, error_path
 from hybrid_strategy.launch.parent_death import PARENT_VARIABLE
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SHUTDOWN_SECONDS = 3
 """How long ranks may take to leave after the first failure or Ctrl-C before they are killed."""
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
 
 class LocalLauncher:
@@ -36,8 +36,10 @@ class LocalLauncher:
         with _restored(), _interruptible():
             os.environ.update(_environment(job))
             agent = _agent(job)
+            agent.passes_signals_on = job.stops_itself
             result = agent.run()
         if result.is_failed():
+            raise_if_stopped(job.log_dir, job.world_size, agent.stop_signal, agent.first_exit_codes or {})
             raise explain(job.log_dir, job.world_size, agent.first_exit_codes or {})
 
 
@@ -49,6 +51,8 @@ def _environment(job: Job) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         PARENT_VARIABLE: str(os.getpid()),
     }
+    if job.stops_itself:
+        values[LISTEN_VARIABLE] = "1"
     if sys.platform == "linux":
         # gloo looks up the host's own name otherwise, which many machines cannot resolve
         values["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")

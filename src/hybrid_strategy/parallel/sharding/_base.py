@@ -29,6 +29,9 @@ class Sharding(ABC):
         device: where parameters live.
     """
 
+    reduce_dtype: torch.dtype | None = None
+    """The type in which gradients travel and are summed over data-parallel ranks; `None`: their own."""
+
     def __init__(self, slots: Sequence[Slot], groups: Groups, device: torch.device) -> None:
         self.slots, self.groups, self.device = list(slots), groups, device
         self._fresh: list[Tensor | None] = []
@@ -57,6 +60,15 @@ class Sharding(ABC):
 
     def put_back(self) -> None:
         """After an evaluation: the gradients of the accumulation window are as they were before `begin`."""
+
+    def reduce_early(self, slots: Sequence[Slot]) -> None:
+        """The next play is the only one of its window: gradients of `slots`, each in one stage, may be reduced as they come."""
+
+    def before_last_backward(self, slots: Sequence[Slot]) -> None:
+        """Called before the last backward pass of the stage that holds `slots`."""
+
+    def after_last_backward(self, slots: Sequence[Slot]) -> None:
+        """Called after it."""
 
     def after_backward(self, slots: Sequence[Slot]) -> None:
         """Called after each backward pass of the stage that holds `slots`."""
@@ -98,6 +110,28 @@ def accumulated(window: Sequence[Tensor | None], fresh: Sequence[Tensor | None])
     return [new if old is None else old for old, new in zip(window, fresh, strict=True)]
 
 
+class Kept:
+    """Gradients that were reduced before and that nobody has zeroed since: whole already, so they are added afterwards."""
+
+    def __init__(self) -> None:
+        self._whole = False
+        self._values: list[Tensor | None] = []
+
+    def set_aside(self, window: list[Tensor | None]) -> list[Tensor | None]:
+        """Takes them out of the window that now begins; returns what is left of it."""
+        if not self._whole:
+            return window
+        self._whole, self._values = False, window
+        return [None] * len(window)
+
+    def add_to(self, parameters: Sequence[nn.Parameter]) -> None:
+        """The window has been reduced into `.grad` of the parameters."""
+        for parameter, value in zip(parameters, self._values or [None] * len(parameters), strict=True):
+            if value is not None:
+                parameter.grad = value if parameter.grad is None else parameter.grad + value
+        self._whole, self._values = True, []
+
+
 class Presence:
     """Agrees on gradients that only some ranks have: those count as zeros elsewhere; one that nobody has stays absent."""
 
@@ -116,13 +150,18 @@ class Presence:
         return {index for index in self._missing if self._counts[index].item() == 0}
 
 
-def sum_over(slots: Sequence[Slot], gradients: list[Tensor | None], group: dist.ProcessGroup | None) -> list[Tensor | None]:
-    """Sums gradients over `group`; returns them with zeros where only other ranks had one, `None` where nobody had."""
+def sum_over(
+    slots: Sequence[Slot],
+    gradients: list[Tensor | None],
+    group: dist.ProcessGroup | None,
+    dtype: torch.dtype | None = None,
+) -> list[Tensor | None]:
+    """Sums gradients over `group`, as `dtype`; zeros where only other ranks had one, `None` where nobody had."""
     if group is None or not slots:
         return gradients
     presence = Presence(gradients, group, _device_of(slots))
     filled = [torch.zeros_like(slot.parameter) if g is None else g for slot, g in zip(slots, gradients, strict=True)]
-    all_reduce_coalesced(filled, group)
+    all_reduce_coalesced(filled, group, dtype)
     absent = presence.absent_everywhere()
     return [None if index in absent else gradient for index, gradient in enumerate(filled)]
 

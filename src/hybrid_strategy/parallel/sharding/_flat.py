@@ -27,11 +27,11 @@ class FlatLayout:
         """Elements of each parameter in a block: its largest part, so that all blocks are equally long."""
         return [even_chunk(shape[0], self.parts, 0)[1] * _row(shape) for shape in self.shapes]
 
-    def pack(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Whole tensors -> the buffer `[parts, block]`; padding is zero."""
+    def pack(self, tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
+        """Whole tensors -> the buffer `[parts, block]` of type `dtype`, else of theirs; padding is zero."""
         widths = self.widths()
         like = tensors[0]
-        buffer = torch.empty(self.parts, sum(widths), dtype=like.dtype, device=like.device)
+        buffer = torch.empty(self.parts, sum(widths), dtype=dtype or like.dtype, device=like.device)
         begin = 0
         for shape, width, tensor in zip(self.shapes, widths, tensors, strict=True):
             _copy_in(buffer.narrow(1, begin, width), tensor.reshape(-1), shape)
@@ -90,10 +90,19 @@ def _copy_out(columns: Tensor, flat: Tensor, shape: tuple[int, ...]) -> None:
         flat.narrow(0, start * _row(shape), length).copy_(columns[index, :length])
 
 
-def reduce_scatter(buffer: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Sums `[parts, block]` over the group; returns this rank's block."""
+def reduce_scatter_started(buffer: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, dist.Work | None]:
+    """Starts to sum `[parts, block]` over the group; this rank's block, and what to wait for before it is read."""
+    if group is None:
+        return buffer[0], None
     block = torch.empty(buffer.shape[1], dtype=buffer.dtype, device=buffer.device)
-    dist.reduce_scatter_tensor(block, buffer.view(-1), group=group)
+    return block, dist.reduce_scatter_tensor(block, buffer.view(-1), group=group, async_op=True)
+
+
+def reduce_scatter(buffer: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """Sums `[parts, block]` over the group; returns this rank's block."""
+    block, work = reduce_scatter_started(buffer, group)
+    if work is not None:
+        work.wait()
     return block
 
 

@@ -16,6 +16,7 @@ from hybrid_strategy.distributed.coalesced import all_reduce_coalesced
 from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.parallel.parameters import Slot, fill
 from hybrid_strategy.parallel.sharding._base import (
+    Kept,
     Presence,
     Sharding,
     accumulated,
@@ -33,7 +34,7 @@ class _Unit:
 
     def __init__(self, slots: list[Slot], rows: dict[str, nn.Parameter], groups: Groups) -> None:
         self.slots, self._rows, self._groups = slots, rows, groups
-        self._parts, self._index = groups.layout.shard_size, groups.coordinate.data_parallel_shard
+        self._parts, self._index = groups.layout.state_shards, groups.state_shard
         self._layout = FlatLayout(tuple(slot.spec.sizes for slot in slots), self._parts)
         self.resident = False
 
@@ -56,8 +57,8 @@ class _Unit:
             for slot in self.slots:
                 slot.parameter.untyped_storage().resize_(0)
 
-    def scatter_gradients(self) -> dict[str, Tensor]:
-        """Reduce-scatters the whole gradients of one backward pass; returns rows for the parameters that take part."""
+    def scatter_gradients(self, dtype: torch.dtype | None) -> dict[str, Tensor]:
+        """Reduce-scatters the whole gradients of one backward pass, as `dtype`; rows of the parameters that take part."""
         slots = [slot for slot in self.slots if self._rows[slot.name].requires_grad]
         if not slots:
             return {}
@@ -70,8 +71,8 @@ class _Unit:
         for slot in slots:
             slot.parameter.grad = None
         layout = FlatLayout(tuple(slot.spec.sizes for slot in slots), self._parts)
-        buffer = layout.pack(whole)
-        block = buffer[0] if self._groups.shard is None else reduce_scatter(buffer, self._groups.shard)
+        buffer = layout.pack(whole, dtype)
+        block = reduce_scatter(buffer, self._groups.shard).to(whole[0].dtype)
         return {slot.name: piece for slot, piece in zip(slots, layout.shards(block, self._index), strict=True)}
 
 
@@ -85,18 +86,18 @@ class UnitSharding(Sharding):
         self._fresh_rows: dict[str, Tensor] = {}
         self._touched: set[str] = set()
         self._window: list[Tensor | None] = []
+        self._kept = Kept()
         self._backward_unit: _Unit | None = None
         self._active = False
         for slot in self.slots:
             self._narrow(slot)
 
     def _narrow(self, slot: Slot) -> None:
-        coordinate = self.groups.coordinate
         if slot.spec.sizes:
-            start, size = even_chunk(slot.spec.sizes[0], self.groups.layout.shard_size, coordinate.data_parallel_shard)
-            slot.narrow_spec(start, size, slot.spec.owner and coordinate.data_parallel_replicate == 0)
+            start, size = even_chunk(slot.spec.sizes[0], self.groups.layout.state_shards, self.groups.state_shard)
+            slot.narrow_spec(start, size, slot.spec.owner and self.groups.coordinate.data_parallel_replicate == 0)
         else:
-            owned_once(slot, coordinate.data_parallel == 0)
+            owned_once(slot, self.groups.is_first_replica)
 
     def optimizer_parameter(self, slot: Slot) -> nn.Parameter:
         return self._rows.get(slot.name, slot.parameter)
@@ -119,9 +120,7 @@ class UnitSharding(Sharding):
     def attach(self) -> None:
         for slot in self.slots:
             if slot.spec.sizes and slot.name not in self._rows:
-                start, size = even_chunk(
-                    slot.spec.sizes[0], self.groups.layout.shard_size, self.groups.coordinate.data_parallel_shard
-                )
+                start, size = even_chunk(slot.spec.sizes[0], self.groups.layout.state_shards, self.groups.state_shard)
                 self._hold_rows(slot, slot.parameter.data.narrow(0, start, size).clone())
         self._units = self._make_units()
         self.end()
@@ -172,7 +171,7 @@ class UnitSharding(Sharding):
 
     def _scatter(self, unit: _Unit) -> None:
         self._touched.update(slot.name for slot in unit.slots if slot.parameter.grad is not None)
-        for name, piece in unit.scatter_gradients().items():
+        for name, piece in unit.scatter_gradients(self.reduce_dtype).items():
             if name in self._fresh_rows:
                 self._fresh_rows[name].add_(piece)
             else:
@@ -210,7 +209,7 @@ class UnitSharding(Sharding):
         self._window = []
 
     def hand_over(self, scale: float) -> None:
-        window = [self.optimizer_parameter(slot).grad for slot in self.slots]
+        window = self._kept.set_aside([self.optimizer_parameter(slot).grad for slot in self.slots])
         for slot, gradient in zip(self.slots, accumulated(window, scaled(self._fresh, scale)), strict=True):
             self.optimizer_parameter(slot).grad = gradient
         self._fresh = []
@@ -218,15 +217,17 @@ class UnitSharding(Sharding):
     def reduce(self) -> None:
         slots = self.trainable
         marks = [slot.parameter if slot.name in self._touched or not slot.spec.sizes else None for slot in slots]
-        presence = Presence(marks, self.groups.data, self.device)
+        presence = Presence(marks, self.groups.gradient, self.device)
         gradients = sum_partial(slots, [self.optimizer_parameter(slot).grad for slot in slots], self.groups)
         present = [(slot, gradient) for slot, gradient in zip(slots, gradients, strict=True) if gradient is not None]
-        all_reduce_coalesced([gradient for slot, gradient in present if slot.spec.sizes], self.groups.replicate)
-        all_reduce_coalesced([gradient for slot, gradient in present if not slot.spec.sizes], self.groups.data)
+        dtype = self.reduce_dtype
+        all_reduce_coalesced([gradient for slot, gradient in present if slot.spec.sizes], self.groups.replicate, dtype)
+        all_reduce_coalesced([gradient for slot, gradient in present if not slot.spec.sizes], self.groups.gradient, dtype)
         absent = presence.absent_everywhere()
         for index, (slot, gradient) in enumerate(zip(slots, gradients, strict=True)):
             self.optimizer_parameter(slot).grad = None if index in absent else gradient
         self._touched = set()
+        self._kept.add_to([self.optimizer_parameter(slot) for slot in self.slots])
 
 
 class Part:

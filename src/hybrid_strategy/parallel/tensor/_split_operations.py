@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from hybrid_strategy.parallel.shell import operation_name
 from hybrid_strategy.parallel.tensor.cross_entropy import vocab_parallel_cross_entropy
 
 if TYPE_CHECKING:
@@ -16,9 +17,7 @@ if TYPE_CHECKING:
 
 def run(func: Callable[..., Any], logits: VocabParallelLogits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result of `func(logits, *args, **kwargs)` with the logits split, or NotImplemented."""
-    owner = getattr(func, "__self__", None)  # of a property's getter: the property
-    name = f"get_{getattr(owner, '__name__', '')}" if func.__name__ == "__get__" else func.__name__
-    operation = _OPERATIONS.get(name)
+    operation = _OPERATIONS.get(operation_name(func))
     if operation is None or any(type(each) is type(logits) for each in (*args, *kwargs.values())):
         return NotImplemented
     return operation(logits, *args, **kwargs)

@@ -9,11 +9,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from hybrid_strategy.config.storage import RESULT_FILE, read_config
+from hybrid_strategy.config.storage import PREEMPTED_FILE, RESULT_FILE, read_config
 from hybrid_strategy.errors import RunError
 from hybrid_strategy.files import read_json
+from hybrid_strategy.strategy.requeue import slurm_job_id
 from hybrid_strategy.sweeping import states
-from hybrid_strategy.sweeping.attempts import PREEMPTED_FILE, begin, conclude, in_slurm_job, read_state, write_state
+from hybrid_strategy.sweeping.attempts import begin, conclude, read_state, write_state
 from hybrid_strategy.sweeping.causes import PREEMPTED_CODE, cause_of
 from hybrid_strategy.sweeping.points import Point, read_point
 from hybrid_strategy.sweeping.settings import SlurmSettings
@@ -31,7 +32,7 @@ def begin_job(folder: Path) -> int:
     if requeues > most:
         conclude(folder, states.FAILED, f"it was put back into the queue {requeues} times, max_requeues is {most}")
         return 1
-    state = begin(folder, in_slurm_job(), requeues)
+    state = begin(folder, slurm_job_id(), requeues)
     config, needs = read_config(folder), point.resources
     lines = (
         f"point {point.name}: job {state.job} on {os.environ.get('SLURM_JOB_NODELIST', socket.gethostname())}",

@@ -1,0 +1,1 @@
+"""What this machine reaches: kernels, links, and a few steps of reference runs."""

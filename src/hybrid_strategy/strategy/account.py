@@ -1,0 +1,108 @@
+"""What a load brought back beside the tensors, and what it did not, added to the certificate that is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.trainer.states import TrainerFn
+
+from hybrid_strategy.checkpoint.certificate import Certificate
+from hybrid_strategy.checkpoint.content import SmallState
+from hybrid_strategy.spec.layout import Layout
+from hybrid_strategy.strategy.random_state import coordinate_key
+
+Lines = Iterable[tuple[str, str]]
+
+
+WANDB_ID = "wandb_id"
+"""Key of `meta` for the W&B run that a checkpoint belongs to."""
+
+
+def wandb_id(trainer: pl.Trainer) -> str | None:
+    """The id of the W&B run of this process, where there is one."""
+    found = (logger.version for logger in trainer.loggers if isinstance(logger, WandbLogger))
+    return next((str(each) for each in found if each is not None), None)
+
+
+def account_of(certificate: Certificate, small: SmallState, trainer: pl.Trainer, layout: Layout, gaps: Lines) -> Certificate:
+    """The certificate of `fit` with every part of the state; that of validation, test and prediction speaks of weights only.
+
+    Args:
+        certificate: of the tensors.
+        small: what was read beside them.
+        layout: that of this run.
+        gaps: (what, why) that the optimizers could not take back.
+    """
+    if trainer.state.fn != TrainerFn.FITTING:
+        return certificate
+    for what, why in gaps:
+        certificate = certificate.with_not_restored(what, why)
+    for part in (_settings, _steps, _schedulers, _scaler, _callbacks, _position, _wandb_run):
+        certificate = part(certificate, small, trainer)
+    return _random_state(certificate, small, layout)
+
+
+def _settings(certificate: Certificate, small: SmallState, trainer: pl.Trainer) -> Certificate:
+    count = sum(key.startswith("settings.") for key in small.replicated)
+    return certificate.with_restored("optimizer settings", f"of {count} parameters") if count else certificate
+
+
+def _steps(certificate: Certificate, small: SmallState, trainer: pl.Trainer) -> Certificate:
+    return certificate.with_restored("steps", f"{small.state.get('global_step', 0)} optimizer steps")
+
+
+def _schedulers(certificate: Certificate, small: SmallState, trainer: pl.Trainer) -> Certificate:
+    saved, here = len(small.state.get("lr_schedulers", ())), len(trainer.lr_scheduler_configs)
+    if saved != here:
+        return certificate.with_not_restored("learning-rate schedules", f"the checkpoint has {saved}, this run has {here}")
+    return certificate.with_restored("learning-rate schedules", str(saved)) if saved else certificate
+
+
+def _scaler(certificate: Certificate, small: SmallState, trainer: pl.Trainer) -> Certificate:
+    name = type(trainer.precision_plugin).__qualname__
+    state = small.state.get(name)
+    if isinstance(state, Mapping) and "scale" in state:
+        return certificate.with_restored("loss scaler", f"scale {state['scale']:g}")
+    return certificate
+
+
+def _callbacks(certificate: Certificate, small: SmallState, trainer: pl.Trainer) -> Certificate:
+    saved: Sequence[str] = list(small.state.get("callbacks", {}))
+    here = {each.state_key for each in trainer.callbacks}  # type: ignore[attr-defined]
+    for key in (key for key in saved if key not in here):
+        certificate = certificate.with_not_restored(f"callback {key}", "this run has none of this kind and these settings")
+    found = [key.partition("{")[0] for key in saved if key in here]
+    return certificate.with_restored("callbacks", ", ".join(found)) if found else certificate
+
+
+def _position(certificate: Certificate, small: SmallState, trainer: pl.Trainer) -> Certificate:
+    positions: Any = small.meta.get("positions")
+    if not positions:
+        why = "the training data of the saved run could not tell; it begins anew unless it takes its state back itself"
+        return certificate.with_not_restored("data position", why)
+    words = [f"epoch {each['epoch']}, {each['consumed_samples']} of its samples consumed" for each in positions]
+    return certificate.with_restored("data position", "; ".join(words))
+
+
+def _wandb_run(certificate: Certificate, small: SmallState, trainer: pl.Trainer) -> Certificate:
+    saved, here = small.meta.get(WANDB_ID), wandb_id(trainer)
+    if saved is None or trainer.global_rank != 0:  # the first rank alone has a run
+        return certificate
+    if saved == here:
+        return certificate.with_restored("W&B run", str(saved))
+    return certificate.with_not_restored(
+        "W&B run", f"it was {saved}, this is {here}; give the logger id={saved!r} to go on with it"
+    )
+
+
+def _random_state(certificate: Certificate, small: SmallState, layout: Layout) -> Certificate:
+    keys = {coordinate_key(layout.coordinate(rank)).rpartition("_")[0] for rank in range(layout.world_size)}
+    known = {key.rpartition("_")[0] for key in small.random_state}
+    if not known:
+        return certificate.with_not_restored("random states", "the checkpoint has none")
+    new = len(keys - known)
+    extra = f"; {new} new coordinates draw from streams of their own" if new else ""
+    return certificate.with_restored("random states", f"of {len(keys & known)} coordinates{extra}")

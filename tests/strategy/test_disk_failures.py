@@ -1,0 +1,87 @@
+"""Disks that are full or read-only: every rank says the same, the checkpoint before is intact, the run does as set."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hybrid_strategy.checkpoint import folder as folders
+from hybrid_strategy.checkpoint import saving
+from hybrid_strategy.checkpoint.search import search
+from hybrid_strategy.checkpoint.verify import read_meta
+from hybrid_strategy.errors import CheckpointError
+from tests.strategy.test_saving_callbacks import Savers
+from tests.support.ranks import run_ranks
+from tests.support.resuming import Resumed, run, run_here
+
+EVERY_STEP = Savers(every_n_train_steps=1, save_top_k=-1, filename="{step}")
+CASE = Resumed("", batch_size=2, trainer={"max_steps": 4}, callbacks=EVERY_STEP)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system that holds two checkpoints and not three, where mounting is allowed."""
+    run(replace(CASE, folder=str(tmp_path / "measured"), trainer={"max_steps": 1}))
+    size = sum(each.stat().st_size for each in (tmp_path / "measured" / "step=1.ckpt").iterdir())
+    small = tmp_path / "small"
+    small.mkdir()
+    options = f"size={int(2.5 * size)}"
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(small)], capture_output=True).returncode:
+        pytest.skip("mounting a tmpfs is not allowed here")
+    yield small
+    subprocess.run(["umount", str(small)], check=True)
+
+
+def ended(case: Resumed, checked: bool) -> dict[str, Any]:
+    """How the run ends; `checked`: it looks for space before it writes."""
+    check, slack, error = folders.check_space, saving._SLACK_BYTES, ""
+    saving._SLACK_BYTES = 0  # larger than these checkpoints
+    if not checked:
+        folders.check_space = lambda *_: None
+    record = {}
+    try:
+        record = run_here(case)
+    except CheckpointError as raised:
+        error = str(raised)
+    finally:
+        folders.check_space, saving._SLACK_BYTES = check, slack
+    return {"error": error, "steps": [event[3] for event in record.get("events", []) if event[0] == "batch"]}
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("checked", [True, False])
+@pytest.mark.parametrize("way", ["raise", "warn"])
+def test_a_full_disk(way: str, checked: bool, asynchronous: bool, small_disk: Path) -> None:
+    strategy = {"asynchronous_checkpoint": asynchronous, "checkpoint_error": way}
+    case = replace(CASE, folder=str(small_disk), strategy=strategy)
+    first, second = run_ranks(ended, 2, case, checked, process_group=False)
+    assert first == second
+    assert first["steps"] == ([] if way == "raise" else [1, 2, 3, 4])
+    if way == "raise":
+        assert ("does not fit" if checked else "No space left on device") in first["error"]
+    found = search(small_disk)
+    assert found.path is not None
+    assert not found.skipped  # nothing half-written is left
+    assert read_meta(found.path)["global_step"] <= 2
+    assert {each.name for each in small_disk.iterdir()} == {"last", "step=1.ckpt", "step=2.ckpt"}
+    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+    run(replace(case, checkpoint=found.path.name, trainer={"max_steps": 3}), 2)
+    assert read_meta(small_disk / "step=3.ckpt")["global_step"] == 3
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_read_only_folder(asynchronous: bool, small_disk: Path) -> None:
+    run(replace(CASE, folder=str(small_disk), trainer={"max_steps": 1}), 2)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    strategy = {"asynchronous_checkpoint": asynchronous}
+    case = replace(CASE, folder=str(small_disk), strategy=strategy, checkpoint="step=1.ckpt")
+    first, second = run_ranks(ended, 2, case, True, process_group=False)
+    assert first == second
+    assert "Read-only file system" in first["error"]
+    warned, _ = run_ranks(ended, 2, replace(case, strategy={**strategy, "checkpoint_error": "warn"}), True, process_group=False)
+    assert warned["steps"] == [2, 3, 4]
