@@ -233,6 +233,7 @@ def sources(layout: ContractLayout, folder: str) -> Any:
         "time": _run(layout, loader(layout, 40), max_time="00:00:00:00"),
         "fast": _run(layout, loader(layout, 40), fast_dev_run=2),
         "often": _run(layout, loader(layout, 40), val_check_interval=0.4),
+        "within": _run(layout, loader(layout, 48), val_check_interval=1, accumulate_grad_batches=3, log_every_n_steps=1),
         "seldom": _run(layout, loader(layout, 40), val_check_interval=3, check_val_every_n_epoch=None),
         "epochs": _run(layout, loader(layout, 24), check_val_every_n_epoch=2, min_steps=5, max_epochs=1),
     }

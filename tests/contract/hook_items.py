@@ -9,8 +9,10 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
+    BatchSizeFinder,
     EMAWeightAveraging,
     GradientAccumulationScheduler,
+    LearningRateFinder,
     LearningRateMonitor,
     ModelCheckpoint,
     ModelSummary,
@@ -20,11 +22,12 @@ from lightning.pytorch.callbacks import (
     TQDMProgressBar,
 )
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from tests.contract.items import Item
 from tests.contract.layouts import LAYOUTS, ContractLayout
 from tests.contract.logging_items import Memory
-from tests.contract.models import VOCAB, LossRecorder, Module, loader, make_trainer, row_losses
+from tests.contract.models import VOCAB, LossRecorder, Module, Rows, loader, make_trainer, row_losses
 
 SPLIT = [name for name, layout in LAYOUTS.items() if layout.sharded or layout.tensor_parallel or layout.pipelined]
 
@@ -273,6 +276,37 @@ def stochastic(layout: ContractLayout, folder: str) -> Any:
     return {"losses": losses.losses, "final": trainer.validate(module, loader(layout, 9, seed=2), verbose=False)}
 
 
+class Tunable(Module):
+    """Has what Lightning's tuners look for: a rate and a batch size."""
+
+    def __init__(self, batch_size: int) -> None:
+        super().__init__()
+        self.lr, self.batch_size = 0.1, batch_size
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(Rows(64), batch_size=self.batch_size)
+
+
+def tuners(layout: ContractLayout, folder: str) -> Any:
+    """The finders of a rate and of a batch size try, and leave weights and counters as they were."""
+    found = {}
+    parts = layout.data_parallel_size
+    finders = {
+        "rate": LearningRateFinder(num_training_steps=10, early_stop_threshold=None, update_attr=False),
+        "size": BatchSizeFinder("power", steps_per_trial=2, init_val=layout.batch_size // 2, max_trials=1),
+    }
+    for name, finder in finders.items():
+        losses, module = LossRecorder(), Tunable(layout.batch_size)
+        trainer = make_trainer(layout, max_steps=3, callbacks=[finder, losses], default_root_dir=folder)
+        trainer.fit(module)
+        found[name] = (losses.losses, module.lr, module.batch_size * parts, trainer.global_step)
+    tried = finders["rate"].optimal_lr.results
+    return {**found, "tried": tried["lr"], "smoothed": tried["loss"]}
+
+
 ITEMS = [
     Item("order_of_hooks", 3, order),
     Item("gradients_in_hooks", 3, gradients),
@@ -280,6 +314,7 @@ ITEMS = [
     Item("compiled_by_the_user", 7, compiled, refused=dict.fromkeys(CHANGED, "torch.compile is")),
     Item("checkpoint_files", 3, files),
     Item("usual_callbacks", 3, callbacks),
+    Item("tuners", 3, tuners),
     Item("model_summary", 3, summary),
     Item("unfreezing", 3, finetuning),
     Item("weight_averaging", 3, averaging),

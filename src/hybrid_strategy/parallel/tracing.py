@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from hybrid_strategy.errors import ModelError
 from hybrid_strategy.parallel.stages import StageContext, StageNow, StageOutput, put_gates
 
-_MAIN_SHARE = 0.5
-"""A child that holds more of the parameters than this is looked into: the layers are inside it."""
+_MAIN_SHARE = 0.2
+"""A child that has a list of layers somewhere, and more of the parameters than this, is looked into."""
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def traced(model: nn.Module) -> Iterator[list[str]]:
 
 
 def proposed_units(model: nn.Module, called: Sequence[str]) -> list[str]:
-    """Units in the order of their calls: the children of `model`, and those of a child that holds most of it."""
+    """Units in the order of their calls: layers of lists, and the children beside them that have parameters."""
     first = {name: index for index, name in reversed(list(enumerate(called)))}
     return sorted(_units_below(model, "", first, _size(model)), key=first.__getitem__)
 
@@ -43,11 +43,12 @@ def proposed_units(model: nn.Module, called: Sequence[str]) -> list[str]:
 def _units_below(model: nn.Module, prefix: str, first: dict[str, int], whole: int) -> Iterator[str]:
     for key, child in model.named_children():
         name = f"{prefix}{key}"
-        inside = isinstance(child, (nn.ModuleList, nn.ModuleDict))
         if _size(child) == 0:
             continue
-        holds_lists = any(isinstance(each, nn.ModuleList) for each in child.children())
-        if inside or (holds_lists and _size(child) > _MAIN_SHARE * whole):
+        is_element = isinstance(model, nn.ModuleList)
+        holds_lists = any(isinstance(each, nn.ModuleList) for each in child.modules())
+        is_list = isinstance(child, (nn.ModuleList, nn.ModuleDict))
+        if not is_element and (is_list or (holds_lists and _size(child) > _MAIN_SHARE * whole)):
             yield from _units_below(child, f"{name}.", first, whole)
         elif name in first:
             yield name
@@ -75,19 +76,34 @@ def called_often(model: nn.Module, called: Sequence[str]) -> dict[str, int]:
 
 
 def bad_cuts(model: nn.Module, units: Sequence[str], run: Callable[[], Tensor]) -> dict[str, str]:
-    """Units after which a pipeline must not cut, and why; `model` has gates afterwards.
+    """Units after which a pipeline must not cut, and why.
 
     Args:
         run: the user's step on one batch, in evaluation mode; returns the loss.
     """
     wanted = run()
     context = StageContext()
+    kinds = {name: type(model.get_submodule(name)) for name in units}
     put_gates(model, units, set(), context)
-    last = len(units)
-    if not _trouble(context, list(range(last + 1)), run, wanted):
-        return {}
-    found = {units[cut - 1]: _trouble(context, [0, cut, last], run, wanted) for cut in range(1, last)}
+    last, found = len(units), dict[str, str]()
+    if _trouble(context, list(range(last + 1)), run, wanted):
+        found = {units[cut - 1]: _trouble(context, [0, cut, last], run, wanted) for cut in range(1, last)}
+    for name, kind in kinds.items():
+        model.get_submodule(name).__class__ = kind
     return {unit: why for unit, why in found.items() if why}
+
+
+def good_units(model: nn.Module, units: Sequence[str], run: Callable[[], Tensor]) -> tuple[list[str], dict[str, str]]:
+    """The units without those after which a cut is wrong, where that makes all cuts right; else all, and what is wrong.
+
+    What is left out belongs to no unit: every stage holds it and computes it itself, as with position embeddings that are added
+    to the output of the unit before.
+    """
+    bad = bad_cuts(model, units, run)
+    fewer = [unit for unit in units if unit not in bad]
+    if bad and len(fewer) > 1 and not any(unit.rpartition(".")[2].isdigit() for unit in bad) and not bad_cuts(model, fewer, run):
+        return fewer, {}
+    return list(units), bad
 
 
 def _trouble(context: StageContext, bounds: list[int], run: Callable[[], Tensor], wanted: Tensor) -> str:

@@ -19,7 +19,7 @@ from hybrid_strategy.errors import ConfigError
 from hybrid_strategy.parallel.stages import find_units
 from hybrid_strategy.parallel.tensor.check import assign_styles
 from hybrid_strategy.parallel.tensor.suggest import layers_of, module_patterns, suggested_rules
-from hybrid_strategy.parallel.tracing import bad_cuts, called_often, folded, proposed_units, traced
+from hybrid_strategy.parallel.tracing import bad_cuts, called_often, folded, good_units, proposed_units, traced
 from hybrid_strategy.spec.parallel_plan import ParallelPlan
 from hybrid_strategy.strategy.outputs import read_loss
 from hybrid_strategy.strategy.target import find_plan, find_target
@@ -84,7 +84,7 @@ class Inspector(pl.Callback):
 
 
 def inspect(module: pl.LightningModule, name: str | None, given: ParallelPlan | None, batch: Any = None) -> Inspection:
-    """Looks at `module`; runs its `training_step` on `batch` if there is one. Afterwards it is not fit for training."""
+    """Looks at `module`; runs its `training_step` on `batch` if there is one."""
     target = find_target(module, name)
     root = module.get_submodule(target) if target else module
     plan = find_plan(module, target, given)
@@ -157,6 +157,7 @@ def _run(module: pl.LightningModule, root: nn.Module, batch: Any, units: list[st
         module.zero_grad(set_to_none=True)
         for name, count in called_often(root, called).items():
             found.not_understood.append(f"{name} is called {count} times in one pass: it can only lie inside one unit")
+        proposed = not units
         units = units or proposed_units(root, called)
         never = [unit for unit in units if unit not in called]
         if never:
@@ -170,8 +171,9 @@ def _run(module: pl.LightningModule, root: nn.Module, batch: Any, units: list[st
                 return read_loss(module.training_step(batch, 0), 1.0).loss
 
         if len(units) > 1 and not never:
-            for unit, why in bad_cuts(root, units, run).items():
-                found.not_understood.append(f"a cut after {unit} is not right: {why}")
+            own = found.plan_from == "given" or not proposed
+            units, bad = (units, bad_cuts(root, units, run)) if own else good_units(root, units, run)
+            found.not_understood += [f"a cut after {unit} is not right: {why}" for unit, why in bad.items()]
         module.train()
     return units
 

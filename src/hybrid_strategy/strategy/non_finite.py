@@ -70,13 +70,10 @@ def locate(trainer: pl.Trainer) -> list[Finding]:
     mine = Finding(engine.whereabouts.rank)
     held = [(slot.name, made.sharding.optimizer_parameter(slot).grad) for slot in made.slots]
     mine.gradients = [name for name, gradient in held if gradient is not None and not bool(gradient.isfinite().all())]
-    kept = [made.sharding.optimizer_parameter(slot).grad for slot in made.slots]
     with _watched(trainer.lightning_module, engine.micro_batch, mine.origins):
         played = engine.forward_again()
     reads = groups.coordinate.pipeline_parallel == 0 and groups.coordinate.tensor_parallel == 0
     mine.origins = [*(_in_the_batch(played) if reads else ())] or mine.origins or [*_in_the_step(played)]
-    for slot, gradient in zip(made.slots, kept, strict=True):
-        made.sharding.optimizer_parameter(slot).grad = gradient
     mine.samples = [_samples(trainer, each) for each in played.rows]
     found: list[Any] = [None] * trainer.world_size
     dist.all_gather_object(found, mine)

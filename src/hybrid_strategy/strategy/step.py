@@ -286,6 +286,8 @@ class StepEngine:
         finally:
             self._play = None
             self.made.sharding.end()
+            if not train:
+                self.made.sharding.put_back()
 
     def _finish_forward(self, play: Play, output: Any, micro_batch: int) -> Any:
         rows = float(play.cut.rows[micro_batch])

@@ -2,6 +2,7 @@
 
 A step goes: `begin` (the module computes with whole parameters) -> the schedule is played -> `end` (the module shows what the
 optimizer updates) -> `take` -> `hand_over(scale)` for every batch of an accumulation window -> `reduce` once at its end.
+An evaluation, which may come in the middle of a window, goes: `begin` -> the schedule is played -> `end` -> `put_back`.
 """
 
 from __future__ import annotations
@@ -56,6 +57,9 @@ class Sharding(ABC):
 
     def end(self) -> None:
         """Shows the optimizer's parameters in the module again."""
+
+    def put_back(self) -> None:
+        """After an evaluation: the gradients of the accumulation window are as they were before `begin`."""
 
     def reduce_early(self, slots: Sequence[Slot]) -> None:
         """The next play is the only one of its window: gradients of `slots`, each in one stage, may be reduced as they come."""

@@ -60,6 +60,9 @@ class ReplicatedSharding(Sharding):
     def take(self) -> None:
         self._early.flush()
         self._fresh = [slot.parameter.grad for slot in self.slots]
+        self.put_back()
+
+    def put_back(self) -> None:
         for slot, gradient in zip(self.slots, self._window, strict=True):
             slot.parameter.grad = gradient
         self._window = []

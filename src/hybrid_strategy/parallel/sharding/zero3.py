@@ -201,6 +201,9 @@ class UnitSharding(Sharding):
         self._scatter(self._units[-1])
         self._fresh = [self._fresh_rows.get(slot.name, None if slot.spec.sizes else slot.parameter.grad) for slot in self.slots]
         self._fresh_rows = {}
+        self.put_back()
+
+    def put_back(self) -> None:
         for slot, gradient in zip(self.slots, self._window, strict=True):
             self.optimizer_parameter(slot).grad = gradient
         self._window = []

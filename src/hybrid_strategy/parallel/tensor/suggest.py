@@ -49,7 +49,10 @@ def layers_of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def suggested_rules(layers: Mapping[str, nn.Module]) -> dict[str, str]:
-    """In each sub-block the last Linear is rowwise, those before it are colwise; one that stands alone is the head."""
+    """In each sub-block the last Linear is rowwise, those before it are colwise; the last that stands alone is the head.
+
+    A sub-block whose last Linear makes keys or values has its output elsewhere: nothing is said of it.
+    """
     blocks: dict[str, list[str]] = {}
     rules: dict[str, str] = {}
     for name, layer in layers.items():
@@ -58,9 +61,14 @@ def suggested_rules(layers: Mapping[str, nn.Module]) -> dict[str, str]:
         else:
             blocks.setdefault(name.rpartition(".")[0], []).append(name)
     for block, names in blocks.items():
-        if len(names) == 1:
-            rules |= {} if "*" in names[0] else {names[0]: "vocab_head"}
-        else:
+        if len(names) > 1 and not _makes_heads(names[-1]):
             rules |= {block: "replicate_input"} if block else {}
             rules |= {**dict.fromkeys(names[:-1], "colwise"), names[-1]: "rowwise"}
-    return rules
+    alone = [names[0] for names in blocks.values() if len(names) == 1 and "*" not in names[0]]
+    return rules | dict.fromkeys(alone[-1:], "vocab_head")
+
+
+def _makes_heads(name: str) -> bool:
+    """Does a Linear of this name make queries, keys or values?"""
+    word = name.rpartition(".")[2].lower()
+    return word.removesuffix("_proj").removesuffix("_lin") in ("q", "k", "v", "query", "key", "value")
