@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/logging_overhead.py [--names 20] [--microbatches 8] [--blocks 12] [--json FILE]
 
 Two pipeline ranks train a model that costs next to nothing, so that what logging adds is seen in absolute terms; it is set
-against a step of 0.3 s. Blocks of steps with and without logging alternate, so that a machine that gets slower hurts both; medians
+against a step of 0.3 s. Blocks of steps with and without logging alternate, so that a slower machine hurts both; medians
 are compared.
 """
 
