@@ -95,7 +95,7 @@ def _order_of_messages(strategy: dict[str, Any]) -> list[str]:
     """What this rank did, in order: `b` a backward pass of a parameter, `r` a message of gradients."""
     events: list[str] = []
     start = _early.EarlyReduction._send
-    arrived = _early.EarlyReduction._arrived
+    arrived = _early.EarlyReduction.arrived
 
     def sent(self: Any) -> None:
         events.append("r")
@@ -105,12 +105,12 @@ def _order_of_messages(strategy: dict[str, Any]) -> list[str]:
         events.append("b")
         arrived(self, parameter)
 
-    _early.EarlyReduction._send, _early.EarlyReduction._arrived = sent, came  # type: ignore[method-assign]
+    _early.EarlyReduction._send, _early.EarlyReduction.arrived = sent, came  # type: ignore[method-assign]
     try:
         with SmallBuckets():
             train_here(Case(strategy=strategy, steps=1))
     finally:
-        _early.EarlyReduction._send, _early.EarlyReduction._arrived = start, arrived  # type: ignore[method-assign]
+        _early.EarlyReduction._send, _early.EarlyReduction.arrived = start, arrived  # type: ignore[method-assign]
     return events
 
 

@@ -7,6 +7,7 @@ other, also where a rank lacks a gradient or plays fewer micro-batches.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
@@ -61,7 +62,7 @@ class EarlyReduction:
         for slot in slots:
             if id(slot.parameter) not in self._hooked:
                 self._hooked.add(id(slot.parameter))
-                slot.parameter.register_post_accumulate_grad_hook(self._arrived)
+                slot.parameter.register_post_accumulate_grad_hook(_weakly(self))
 
     def covers(self, slot: Slot) -> bool:
         """Is the gradient of this slot reduced here in the step at hand?"""
@@ -74,7 +75,7 @@ class EarlyReduction:
     def complete(self, slots: Sequence[Slot]) -> None:
         """That pass is over: what has not come does not come any more."""
         for slot in slots:
-            self._arrived(slot.parameter)
+            self.arrived(slot.parameter)
 
     def flush(self) -> None:
         """The play is over: sends what has not been sent."""
@@ -88,7 +89,8 @@ class EarlyReduction:
                 yield from zip(bucket.slots, bucket.finish(), strict=True)
         self._buckets, self._home = [], {}
 
-    def _arrived(self, parameter: Tensor) -> None:
+    def arrived(self, parameter: Tensor) -> None:
+        """A backward pass has added to the gradient of `parameter`."""
         if id(parameter) in self._expected:
             self._expected.discard(id(parameter))
             self._home[id(parameter)].missing -= 1
@@ -100,3 +102,15 @@ class EarlyReduction:
         self._next += 1
         self.present.update(slot.name for slot in bucket.slots if slot.parameter.grad is not None)
         bucket.finish = self._start(bucket.slots)
+
+
+def _weakly(early: EarlyReduction) -> Callable[[Tensor], None]:
+    """A hook that keeps nothing alive: torch holds hooks where Python cannot see the cycle back to the parameter."""
+    reference = weakref.ref(early)
+
+    def arrived(parameter: Tensor) -> None:
+        found = reference()
+        if found is not None:
+            found.arrived(parameter)
+
+    return arrived
