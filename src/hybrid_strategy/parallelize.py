@@ -151,10 +151,11 @@ def refuse_compiled(module: nn.Module, layout: Layout) -> None:
     """Refuses compiled modules where their calls are changed afterwards: compiled code would go past the change.
 
     Raises:
-        ModelError: a module was given to `torch.compile`, and layers are cut, sliced or gathered.
+        ModelError: a module was given to `torch.compile`, and layers are cut, sliced or gathered, or their sequences are.
     """
-    gathers = layout.sharding == "zero3" and layout.shard_size > 1
-    if layout.pipeline_parallel_size == 1 and layout.tensor_parallel_size == 1 and not gathers:
+    gathers = layout.sharding == "zero3" and layout.state_shards > 1
+    inner = layout.pipeline_parallel_size * layout.tensor_parallel_size * layout.context_parallel_size
+    if inner == 1 and not gathers:
         return
     for name, each in module.named_modules():
         if isinstance(each, OptimizedModule) or each._compiled_call_impl is not None:
