@@ -185,6 +185,8 @@ def strategy_overrides(found: Forecast) -> tuple[str, ...]:
         f"strategy.micro_batch_size={found.scenario.micro_batch_size}",
         f"strategy.activation_checkpoint={layout.activation_checkpoint}",
     ]
+    if layout.context_parallel_size > 1:
+        words.append(f"strategy.context_parallel_size={layout.context_parallel_size}")
     if layout.sequence_parallel:
         words.append("strategy.sequence_parallel=true")
     if layout.pipeline_parallel_size > 1:
