@@ -163,7 +163,8 @@ class LedgerMaker:
         if size == 1 or not scenario.schedule.uses_weight_pass or not scenario.stack.plain_sharding:
             return None
         count = min(scenario.batch.num_microbatches, 4 * size)
-        pairs = _held_pairs(scenario.schedule, size, layout.stages_per_rank, count, rank)
+        schedule: Any = scenario.schedule
+        pairs = _held_pairs(schedule, size, layout.stages_per_rank, count, rank)
         whole, gradients = self.activations.whole, self._product_gradients
         forward, work = max(pairs, key=lambda pair: (pair[0] + pair[1]) * whole + pair[1] * gradients)
         return forward + work, work
