@@ -30,7 +30,14 @@ MEASURE = "hybrid_strategy.measure.worker:run"
 STEPS = 24
 
 _TEXT = ("data.max_bytes=400000", "data.validation_fraction=0.1", "model.vocab_size=1024")
-_QUIET = ("callbacks=none", "logger=none", "trainer.num_sanity_val_steps=0", "trainer.limit_val_batches=0")
+_QUIET = (
+    "callbacks=none",
+    "logger=none",
+    "trainer.num_sanity_val_steps=0",
+    "trainer.limit_val_batches=0",
+    "trainer.enable_progress_bar=false",
+    "trainer.enable_model_summary=false",
+)
 _WIDE = ("model.hidden_size=256", "model.num_layers=4", "model.num_attention_heads=4", "model.num_key_value_heads=2")
 _DEEP = ("model.hidden_size=96", "model.num_layers=8", "model.num_attention_heads=4", "model.num_key_value_heads=2")
 _MODELS = {

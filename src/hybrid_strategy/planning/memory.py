@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Any
 
 from hybrid_strategy.planning.activations import BlockActivations, block_activations
 from hybrid_strategy.planning.numerics import Numerics
 from hybrid_strategy.planning.scenario import Scenario
 from hybrid_strategy.spec.ledger import LedgerLine, MemoryLedger, largest
+from hybrid_strategy.spec.play import held_pairs
+from hybrid_strategy.spec.table import ScheduleTable
 
 _ZERO = "arXiv:1910.02054 section 5"
 _ACTIVATIONS = "arXiv:2205.05198 equations 1-4, table 2"
@@ -121,7 +124,13 @@ class LedgerMaker:
         scenario, width, in_flight = self.scenario, self.width, self.in_flight(rank)
         stages, wide, split = scenario.stages_of_rank[rank], scenario.numerics.stream_bytes, scenario.sequence_split
         per_stage = scenario.blocks_of(rank) / len(stages)
-        kept = self.activations.kept
+        kept, in_pairs = self.activations.kept, self._split_work(rank)
+        if in_pairs is not None:
+            kept = self.activations.whole  # recomputing frees nothing: what was computed again waits for its weight pass
+            in_flight, waiting = in_pairs
+            held = self._product_gradients * per_stage * waiting
+            formula = f"gradients of products of {per_stage:g} blocks x {waiting} waiting"
+            yield LedgerLine("kept for weight passes", "activations", held, formula, "arXiv:2401.10241 section 2; counted")
         formula = (
             f"{kept / width:.2f} B x {scenario.tokens:,.0f} tokens x {scenario.shape.hidden_size} "
             f"x {per_stage:g} blocks a stage x {in_flight} in flight"
@@ -138,6 +147,28 @@ class LedgerMaker:
             each = 8.0 + scenario.numerics.compute_bytes if scenario.stack.plain_sharding else 2 * wide
             source = "arXiv:2205.05198 section 4.3"
             yield LedgerLine("final norm and head input", "activations", each * width / split, f"{each:g} B x T h", source)
+
+    @cached_property
+    def _product_gradients(self) -> float:
+        """Gradients of the outputs of one block's products, which a weight pass needs."""
+        shape, split = self.scenario.shape, self.scenario.layout.tensor_parallel_size
+        heads = (shape.num_attention_heads + 2 * shape.kv_heads) * shape.head_size
+        columns = (2 if shape.gated_mlp else 1) * shape.intermediate_size
+        each = (heads + columns) / split + 2 * shape.hidden_size
+        return self.scenario.tokens * each * self.scenario.numerics.compute_bytes
+
+    def _split_work(self, rank: int) -> tuple[int, int] | None:
+        """Under a split backward pass: activations held at the worst moment, and how many of them wait for their weight pass."""
+        scenario, layout = self.scenario, self.scenario.layout
+        size = layout.pipeline_parallel_size
+        if size == 1 or not scenario.schedule.uses_weight_pass or not scenario.stack.plain_sharding:
+            return None
+        count = min(scenario.batch.num_microbatches, 2 * size)
+        schedule: Any = scenario.schedule
+        pairs = _held_pairs(schedule, size, layout.stages_per_rank, count, rank)
+        whole, gradients = self.activations.whole, self._product_gradients
+        forward, work = max(pairs, key=lambda pair: (pair[0] + pair[1]) * whole + pair[1] * gradients)
+        return forward + work, work
 
     def _passing(self, rank: int) -> Iterator[LedgerLine]:
         """What comes and goes: the loss at the end of the forward pass, one block's work in the backward pass."""
@@ -212,6 +243,19 @@ class LedgerMaker:
 
     def _has_head(self, rank: int) -> bool:
         return self.scenario.layout.num_stages - 1 in self.scenario.stages_of_rank[rank]
+
+
+@lru_cache(maxsize=4096)
+def _held_pairs(schedule: Any, size: int, stages_per_rank: int, count: int, rank: int) -> tuple[tuple[int, int], ...]:
+    """Of the table of a `Schedule`, of enough micro-batches; more repeat the same."""
+    return tuple(held_pairs(_table(schedule, size, stages_per_rank, count).ranks[rank]))
+
+
+@lru_cache(maxsize=4)
+def _table(schedule: Any, size: int, stages_per_rank: int, count: int) -> ScheduleTable:
+    """Asked for once for each rank, right after each other."""
+    table: ScheduleTable = schedule.build(size, stages_per_rank, count)
+    return table
 
 
 def _vocabulary(scenario: Scenario) -> float:

@@ -165,11 +165,11 @@ def title(question: Question, result: SearchResult) -> str:
 def layout_row(number: str, found: Forecast) -> dict[str, str]:
     """One layout in the words of its sizes, what it needs and what it reaches."""
     layout = found.scenario.layout
-    replicas = layout.data_parallel_replicate_size
+    replicas, context = layout.data_parallel_replicate_size, layout.context_parallel_size
     return {
         "#": number,
         "dp": str(layout.data_parallel_size),
-        "tp": str(layout.tensor_parallel_size),
+        "tp": f"{layout.tensor_parallel_size} cp{context}" if context > 1 else str(layout.tensor_parallel_size),
         "pp": str(layout.pipeline_parallel_size),
         "sharding": f"{layout.sharding} x{replicas}" if replicas > 1 else layout.sharding,
         "schedule": f"{layout.schedule} v{layout.stages_per_rank}" if layout.pipeline_parallel_size > 1 else "-",

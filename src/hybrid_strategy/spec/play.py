@@ -144,3 +144,25 @@ def peak_in_flight(cells: Iterable[Cell]) -> int:
         elif cell.kind in (BACKWARD, WEIGHT):
             held -= 1
     return peak
+
+
+def held_pairs(cells: Iterable[Cell]) -> list[tuple[int, int]]:
+    """What a rank holds at once while it plays `cells`: (before their backward pass, between the halves of a split one).
+
+    Only the pairs that no other exceeds in both.
+
+    >>> held_pairs([Cell(0, "F", 0), Cell(0, "F", 1), Cell(0, "I", 0), Cell(0, "W", 0), Cell(0, "B", 1)])
+    [(1, 1), (2, 0)]
+    """
+    forward = work = 0
+    seen = set()
+    for cell in cells:
+        if cell.kind == FORWARD:
+            forward += 1
+        elif cell.kind == WEIGHT:
+            work -= 1
+        else:
+            forward -= 1
+            work += cell.kind == INPUT
+        seen.add((forward, work))
+    return sorted(one for one in seen if not any(each != one and each[0] >= one[0] and each[1] >= one[1] for each in seen))
