@@ -72,8 +72,8 @@ def locate(trainer: pl.Trainer) -> list[Finding]:
     mine.gradients = [name for name, gradient in held if gradient is not None and not bool(gradient.isfinite().all())]
     with _watched(trainer.lightning_module, engine.micro_batch, mine.origins):
         played = engine.forward_again()
-    at = groups.coordinate
-    reads = at.pipeline_parallel == at.context_parallel == at.tensor_parallel == 0
+    place = groups.coordinate
+    reads = not (place.pipeline_parallel or place.tensor_parallel or place.context_parallel)  # its peers have the same batch
     mine.origins = [*(_in_the_batch(played) if reads else ())] or mine.origins or [*_in_the_step(played)]
     mine.samples = [_samples(trainer, each) for each in played.rows]
     found: list[Any] = [None] * trainer.world_size

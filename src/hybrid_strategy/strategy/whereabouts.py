@@ -36,7 +36,8 @@ class Whereabouts:
 
     def __init__(self, groups: Groups) -> None:
         place = groups.coordinate
-        axes = ("pipeline_parallel", "data_parallel", "tensor_parallel")
+        context = ("context_parallel",) if groups.layout.context_parallel_size > 1 else ()
+        axes = ("pipeline_parallel", "data_parallel", *context, "tensor_parallel")
         self.rank = f"rank {groups.rank} ({', '.join(f'{axis} {getattr(place, axis)}' for axis in axes)})"
         self.watch: Watch | None = None
         self._what, self._cell, self._since = "", "", time.monotonic()
