@@ -9,7 +9,6 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
-    BatchSizeFinder,
     EMAWeightAveraging,
     GradientAccumulationScheduler,
     LearningRateFinder,
@@ -277,7 +276,7 @@ def stochastic(layout: ContractLayout, folder: str) -> Any:
 
 
 class Tunable(Module):
-    """Has what Lightning's tuners look for: a rate and a batch size."""
+    """Has what Lightning's tuner looks for: a rate."""
 
     def __init__(self, batch_size: int) -> None:
         super().__init__()
@@ -291,20 +290,13 @@ class Tunable(Module):
 
 
 def tuners(layout: ContractLayout, folder: str) -> Any:
-    """The finders of a rate and of a batch size try, and leave weights and counters as they were."""
-    found = {}
-    parts = layout.data_parallel_size
-    finders = {
-        "rate": LearningRateFinder(num_training_steps=10, early_stop_threshold=None, update_attr=False),
-        "size": BatchSizeFinder("power", steps_per_trial=2, init_val=layout.batch_size // 2, max_trials=1),
-    }
-    for name, finder in finders.items():
-        losses, module = LossRecorder(), Tunable(layout.batch_size)
-        trainer = make_trainer(layout, max_steps=3, callbacks=[finder, losses], default_root_dir=folder)
-        trainer.fit(module)
-        found[name] = (losses.losses, module.lr, module.batch_size * parts, trainer.global_step)
-    tried = finders["rate"].optimal_lr.results
-    return {**found, "tried": tried["lr"], "smoothed": tried["loss"]}
+    """The finder of a rate tries, and leaves weights and counters as they were."""
+    finder = LearningRateFinder(num_training_steps=10, early_stop_threshold=None, update_attr=False)
+    losses, module = LossRecorder(), Tunable(layout.batch_size)
+    trainer = make_trainer(layout, max_steps=3, callbacks=[finder, losses], default_root_dir=folder)
+    trainer.fit(module)
+    tried = finder.optimal_lr.results
+    return {"losses": losses.losses, "steps": trainer.global_step, "tried": tried["lr"], "smoothed": tried["loss"]}
 
 
 ITEMS = [

@@ -12,7 +12,8 @@ import torch
 
 from hybrid_strategy import parallelize
 from hybrid_strategy.models.llama import DecoderLayer
-from hybrid_strategy.parallel.sharding import _zero, ddp
+from hybrid_strategy.parallel.sharding import _early, _zero, ddp
+from hybrid_strategy.parallel.stages import StageNow
 from hybrid_strategy.strategy import precision
 from hybrid_strategy.strategy.hybrid import HybridParallelStrategy
 from hybrid_strategy.strategy.step import StepEngine
@@ -57,23 +58,30 @@ def no_sum_over_tensor_ranks() -> Context:
     return patch.object(ddp, "sum_partial", lambda slots, gradients, groups: gradients)
 
 
+@contextlib.contextmanager
+def _reduced_late(make: Callable[[Any], Any]) -> Iterator[None]:
+    """All gradients are reduced when the backward pass is over, by `make(the real sum_over)`."""
+    with patch.object(_early.EarlyReduction, "want", lambda early, slots: None), _around(ddp, "sum_over", make):
+        yield
+
+
 def no_sum_over_data_ranks() -> Context:
     """Every data-parallel rank keeps its own gradients."""
-    return patch.object(ddp, "sum_over", lambda slots, gradients, group: gradients)
+    return _reduced_late(lambda real: lambda slots, gradients, *where: gradients)
 
 
 def no_sum_of_one_tensor() -> Context:
     """One tensor is left out of the reduction."""
 
     def make(real: Any) -> Any:
-        def sum_over(slots: Any, gradients: Any, group: Any) -> Any:
+        def sum_over(slots: Any, gradients: Any, *where: Any) -> Any:
             kept = None if gradients[5] is None else gradients[5].clone()
-            summed = real(slots, gradients, group)
+            summed = real(slots, gradients, *where)
             return [kept if index == 5 else each for index, each in enumerate(summed)]
 
         return sum_over
 
-    return _around(ddp, "sum_over", make)
+    return _reduced_late(make)
 
 
 def local_norm() -> Context:
@@ -85,8 +93,9 @@ def local_norm() -> Context:
     return patch.object(precision, "total_norm", total_norm)
 
 
-def dropped_layer() -> Context:
-    """The cut loses the last layer of the model."""
+@contextlib.contextmanager
+def dropped_layer() -> Iterator[None]:
+    """The cut loses the last layer of the model, and nobody looks at what came over it."""
 
     def make(real: Any) -> Any:
         def cut_model(root: Any, units: Any, kept: Any, context: Any) -> Any:
@@ -94,7 +103,8 @@ def dropped_layer() -> Context:
 
         return cut_model
 
-    return _around(parallelize, "cut_model", make)
+    with _around(parallelize, "cut_model", make), patch.object(StageNow, "skipped", lambda now, index: now.received):
+        yield
 
 
 @contextlib.contextmanager
