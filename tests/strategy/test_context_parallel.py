@@ -139,7 +139,7 @@ def test_accumulated_batches_and_clipping_by_the_whole_norm() -> None:
     compare(single(**options), run("cp2_zero2", **options))
 
 
-@pytest.mark.parametrize("name", ["cp2", "cp2_dp2_zero3"])
+@pytest.mark.parametrize("name", ["cp2", "cp2_zero2"])  # the loss that such a step returns is that of its own samples
 def test_manual_optimization(name: str) -> None:
     compare(single(module=ManualLM), run(name, module=ManualLM))
 
