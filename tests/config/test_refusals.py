@@ -149,3 +149,29 @@ def test_a_value_that_hydra_cannot_read_is_shown_as_it_must_be_typed(override: s
     assert f"Quote it: {quoted}" in _refusal(override)
     name, _, value = override.partition("=")
     assert getattr(run_config(Source((quoted.strip("'"),))), name) == value
+
+
+@pytest.mark.parametrize(
+    ("overrides", "start"),
+    [
+        (("data.max_bytes=-1",), "data.max_bytes is -1: it must be 1 or more"),
+        (("data.validation_fraction=1.5",), "data.validation_fraction is 1.5: it must lie between 0 and 1"),
+        (("model.vocab_size=100",), "model.vocab_size is 100: it must be 257 or more"),
+        (("model.family=bert",), "model.family is 'bert': there is no model family of this name"),
+        (("model.num_key_value_heads=4",), "model.num_key_value_heads is 4: it must divide num_attention_heads"),
+        (("model.bias=true",), "model.bias is True: the family llama has no biases"),
+        (
+            ("model._target_=my.Module", "data._target_=my.Data", "data.batch_size=0"),
+            "data.batch_size is 0: it must be 1 or more",
+        ),
+    ],
+)
+def test_what_only_the_ranks_would_refuse_is_refused_before(overrides: tuple[str, ...], start: str):
+    assert _refusal(*overrides).startswith(start)
+
+
+def test_advice_is_not_bound_to_processes_that_follow_the_sizes():
+    assert _refusal("strategy.tensor_parallel_size=3").endswith("Set 1 or 2.")
+    assert _refusal("strategy.tensor_parallel_size=4", "cluster.devices=8").endswith(
+        "Set 1 or 2 (8 processes, pipeline_parallel_size 1)."
+    )

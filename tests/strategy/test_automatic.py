@@ -11,6 +11,7 @@ from hybrid_strategy.modules.language_model import LanguageModel
 from hybrid_strategy.planning.bare import bare_layout
 from hybrid_strategy.planning.numerics import NUMERICS
 from hybrid_strategy.spec.model_shape import ModelShape
+from hybrid_strategy.strategy import automatic
 from hybrid_strategy.strategy.automatic import decided, with_layout
 from hybrid_strategy.strategy.counting import as_built, count_parameters, equivalent_shape, told_shape
 
@@ -72,3 +73,10 @@ def test_the_bare_name_decides_and_anything_given_does_not() -> None:
     assert options.layout(1).name == "single"
     layout, _ = bare_layout(LLAMA_70B.num_parameters, 8, 192e9, NUMERICS["mixed"], LLAMA_70B)
     assert with_layout(options, layout).layout(8) == layout
+
+
+def test_a_second_trainer_takes_the_layout_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = pl.Trainer(accelerator="cpu", devices=1, strategy="hybrid", logger=False, enable_checkpointing=False).strategy
+    layout, _ = bare_layout(LLAMA_70B.num_parameters, 8, 192e9, NUMERICS["mixed"], LLAMA_70B)
+    monkeypatch.setattr(automatic, "earlier_layout", lambda module: layout)
+    assert decided(bare, bare.options, Own()).layout(8) == layout

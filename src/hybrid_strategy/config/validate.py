@@ -73,6 +73,9 @@ def check_model(config: RunConfig) -> None:
 def _check_text_fits_model(config: RunConfig) -> None:
     """Tokens of the data must be tokens of the model, and its sequences no longer than the model's."""
     if config.data.get("_target_") != TEXT_DATA:
+        rows = config.data.get("batch_size")
+        if isinstance(rows, int) and rows < 1:
+            raise ConfigError(message("data.batch_size", rows, "it must be 1 or more", "", "Set 1 or more"))
         return
     _check_text(config)
     for key in ("vocab_size", "sequence_length"):

@@ -17,6 +17,7 @@ from hybrid_strategy.planning.bare import bare_layout
 from hybrid_strategy.planning.numerics import NUMERICS, Numerics, numerics_of
 from hybrid_strategy.spec.layout import Layout
 from hybrid_strategy.strategy.counting import as_built, count_parameters, told_shape
+from hybrid_strategy.strategy.made_before import earlier_layout
 from hybrid_strategy.strategy.options import Options
 
 _AXES = (
@@ -32,6 +33,9 @@ _AXES = (
 
 def decided(strategy: ParallelStrategy, options: Options, module: pl.LightningModule) -> Options:
     """The options with the first rank's choice of a layout, the same on every rank; collective where there are several."""
+    before = earlier_layout(module)
+    if before is not None:  # what is left of it here tells nothing of the whole
+        return with_layout(options, before)
     world = dist.get_world_size() if dist.is_initialized() else 1
     box: list[Any] = [None]
     if not dist.is_initialized() or dist.get_rank() == 0:

@@ -33,6 +33,12 @@ def remember(module: pl.LightningModule, made: Parallelized, groups: Groups, sta
     _modules[module] = MadeBefore(made, groups, stage_cuts, _world())
 
 
+def earlier_layout(module: pl.LightningModule) -> Layout | None:
+    """The layout that an earlier Trainer has split `module` for."""
+    before = _modules.get(module)
+    return None if before is None else before.groups.layout
+
+
 def recall(module: pl.LightningModule, layout: Layout, stage_cuts: tuple[int, ...] | None) -> MadeBefore | None:
     """What was made of `module`, or `None` where it is untouched.
 
