@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from contextlib import AbstractContextManager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,6 +20,7 @@ from hybrid_strategy.errors import CheckpointError, PreemptedError, message
 from hybrid_strategy.strategy import _lightning
 from hybrid_strategy.strategy.checkpoint_hooks import CheckpointHooks
 from hybrid_strategy.strategy.requeue import requeue
+from hybrid_strategy.strategy.step import StepEngine
 
 STOP_NAME = "last-stopped.ckpt"
 """Begins with `last`, so that Lightning's `ckpt_path="last"` finds it."""
@@ -47,11 +50,14 @@ class StepBoundary:
 
     Saving meets here too, in the same collective: a rank that saves alone meets the next step of the others, and all are told.
     Making one is collective: its group is its own, so that it never meets anything else.
+
+    Args:
+        timeout: how long a rank waits for the others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: timedelta) -> None:
         self._alone = not dist.is_initialized() or dist.get_world_size() == 1
-        self._group = None if self._alone else dist.new_group(backend="gloo")
+        self._group = None if self._alone else dist.new_group(backend="gloo", timeout=timeout)
 
     def agree(self, save_failed: bool) -> tuple[int, bool]:
         """The number of the signal that a rank got, or 0, and whether a save has failed somewhere. Collective.
@@ -104,7 +110,7 @@ class StopHooks(CheckpointHooks):
             _lightning.take_over_signals(trainer, lambda: REQUEST.listen(*[number] if number else []), REQUEST.ignore)
         else:
             _lightning.take_over_signals(trainer, _nothing, _nothing)
-        self._boundary = self._boundary or StepBoundary()
+        self._boundary = self._boundary or StepBoundary(self.options.timeout)
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
         """Asks, before each batch of training and of validation, whether to go on.
@@ -115,12 +121,22 @@ class StopHooks(CheckpointHooks):
         """
         if self._boundary is not None:
             self.writer.tidy()
-            number, failed = self._boundary.agree(self.writer.failed)
+            with self._told_where("the agreement between two steps"):
+                number, failed = self._boundary.agree(self.writer.failed)
             if failed:
                 self.writer.finish()
             if number:
                 self._stop(number)
         return super().batch_to_device(batch, device, dataloader_idx)
+
+    def _told_where(self, what: str) -> AbstractContextManager[None]:
+        """What this rank does while it waits for others, for the error that ends a wait in vain."""
+        return self.engine.whereabouts.doing(what)
+
+    @property
+    def engine(self) -> StepEngine:
+        """Plays the steps; known after `setup`."""
+        raise NotImplementedError
 
     @property
     def _requeue_signal(self) -> int | None:
@@ -132,7 +148,8 @@ class StopHooks(CheckpointHooks):
 
     def meet_to_save(self) -> None:
         if self._boundary is not None:
-            self._boundary.meet_to_save()
+            with self._told_where("the meeting before a checkpoint"):
+                self._boundary.meet_to_save()
 
     def _stop(self, number: int) -> NoReturn:
         trainer = self._user_module().trainer
