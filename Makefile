@@ -26,8 +26,8 @@ $(READY): pyproject.toml
 train: install ## the quickstart: a small GPT on real text, two pipeline ranks, a few minutes on two cores
 	$(BIN)/hybrid train experiment=quickstart $(ARGS)
 
-test: install ## the whole suite
-	$(BIN)/python -m pytest $(ARGS)
+test: install ## the whole suite, a file on each core at a time
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 check: install ## format, lint, types, floors
 	$(BIN)/ruff format --check .

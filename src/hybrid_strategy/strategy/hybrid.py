@@ -216,7 +216,7 @@ class HybridParallelStrategy(StopHooks):
         if self._made_of is not module:
             before = recall(module, self.layout, self.options.stage_cuts)
             self._parallelize(module) if before is None else self._go_on_with(module, before)
-        self.engine.attach(trainer, self.options.timeout)
+        self.engine.attach(trainer, self.options.timeout, self.meet_to_go_on)
         self.take_signals(trainer)
         self._average = adapt_callbacks(trainer, module, self.made)
         self.model = module

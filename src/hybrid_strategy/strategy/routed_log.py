@@ -46,8 +46,20 @@ class LogRouter:
         is_last = groups.coordinate.pipeline_parallel == last_stage_rank
         self._outputs = None if groups.upward is None else OutputSharing(groups.upward, last_stage_rank, is_last, device)
 
-    def attach(self, trainer: pl.Trainer, rows_of: Callable[[Any], float], whereabouts: Whereabouts) -> None:
-        """Routes what `trainer` logs; `rows_of(batch)` are the samples of a batch that count on this rank."""
+    def attach(
+        self,
+        trainer: pl.Trainer,
+        rows_of: Callable[[Any], float],
+        whereabouts: Whereabouts,
+        meet: Callable[[], None],
+    ) -> None:
+        """Routes what `trainer` logs.
+
+        Args:
+            rows_of: samples of a batch that count on this rank.
+            whereabouts: is told of each exchange.
+            meet: called by all ranks before each exchange; raises where one of them is elsewhere.
+        """
         self.metrics.attach()
         store.tap_results(trainer, self._tap)
         if self._groups.layout.world_size == 1:
@@ -59,6 +71,7 @@ class LogRouter:
 
         def exchange(point: str) -> None:
             with whereabouts.doing(f"the exchange of what hooks logged, at {point.replace('_', ' ')}"):
+                meet()
                 hooks.exchange(point)
 
         times = store.PublishTimes(

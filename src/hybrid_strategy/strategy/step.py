@@ -97,9 +97,13 @@ class StepEngine:
         """Does the user's step run now?"""
         return self._play is not None
 
-    def attach(self, trainer: Trainer, timeout: timedelta) -> None:
-        """Routes what `trainer` logs from now on, and watches that no step takes longer than a collective may."""
-        self.router.attach(trainer, self.rows_of, self.whereabouts)
+    def attach(self, trainer: Trainer, timeout: timedelta, meet: Callable[[], None]) -> None:
+        """Routes what `trainer` logs from now on, and watches that no step takes longer than a collective may.
+
+        Args:
+            meet: called by all ranks before they exchange what hooks logged.
+        """
+        self.router.attach(trainer, self.rows_of, self.whereabouts, meet)
         self.whereabouts.start_watch(timeout)
         if self._thaw_watch is not None:
             self._thaw_watch.restart()

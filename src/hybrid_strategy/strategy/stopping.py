@@ -69,6 +69,15 @@ class StepBoundary:
             return REQUEST.signal_number, save_failed
         return self._meet(_STEP, save_failed)
 
+    def meet_to_go_on(self) -> None:
+        """Returns when no rank is about to save. Collective.
+
+        Raises:
+            CheckpointError: on every rank: some of them save at this moment.
+        """
+        if not self._alone:
+            self._meet(_STEP, False)
+
     def meet_to_save(self) -> None:
         """Returns when all ranks are about to save. Collective.
 
@@ -128,6 +137,11 @@ class StopHooks(CheckpointHooks):
             if number:
                 self._stop(number)
         return super().batch_to_device(batch, device, dataloader_idx)
+
+    def meet_to_go_on(self) -> None:
+        """Before ranks exchange what their hooks have logged: a rank whose hook saves alone does not come to that. Collective."""
+        if self._boundary is not None:
+            self._boundary.meet_to_go_on()
 
     def _told_where(self, what: str) -> AbstractContextManager[None]:
         """What this rank does while it waits for others, for the error that ends a wait in vain."""
