@@ -62,8 +62,8 @@ class Plant(pl.Callback):
     def on_after_backward(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         last = trainer.global_rank == trainer.world_size - 1
         if self.source == "gradient" and last and trainer.global_step == BAD_STEP:
-            held = [each for each in module.parameters() if each.grad is not None and each.grad.numel()]
-            held[-1].grad.view(-1)[0] = torch.inf
+            named = dict(module.named_parameters())
+            named["model.layers.3.mlp.up.weight"].grad.view(-1)[0] = torch.inf  # in every layout the last rank owns some of it
 
 
 def _run(name: str, source: str, action: str) -> Any:

@@ -131,7 +131,7 @@ def _hang(name: str, where: str) -> None:
 
 HANGS = {
     ("pp2_1f1b", "step"): "(batch 1, epoch 0, global step 1): stage 0, micro-batch 2, action 0B2 (backward)",
-    ("dp2", "step"): "was in the reduction of gradients (global step 1)",
+    ("dp2", "step"): "(batch 1, epoch 0, global step 1): the exchange of loss and logged values",
     ("dp2_zero3", "step"): "stage 0, micro-batch 0, action 0F0 (forward)",
     ("dp2", "hook"): "was in the exchange of what hooks logged, at batch end",
 }

@@ -54,3 +54,4 @@ def end(children: Sequence[subprocess.Popen[Any]], grace_seconds: float) -> None
     for each in children:
         if each.poll() is None:
             each.kill()
+            each.wait()

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hybrid_strategy.parallel.stages import AbsentUnit
 from hybrid_strategy.parallel.trees import tensors_of
 from hybrid_strategy.strategy.hybrid import HybridParallelStrategy
 from hybrid_strategy.strategy.step_call import PlayedAgain
@@ -113,6 +114,7 @@ def _watched(module: nn.Module, now: Callable[[], int], origins: list[Origin]) -
         return look
 
     leaves = [(name, each) for name, each in module.named_modules() if name and not list(each.children())]
+    leaves = [(name, each) for name, each in leaves if not isinstance(each, AbsentUnit)]  # they return stand-ins of NaN
     handles = [each.register_forward_hook(note(name), with_kwargs=True) for name, each in leaves]
     try:
         yield

@@ -292,6 +292,7 @@ class StepEngine:
             self.made.sharding.end()
             if not train:
                 self.made.sharding.put_back()
+        self.whereabouts.after_cells("the exchange of loss and logged values")
 
     def _finish_forward(self, play: Play, output: Any, micro_batch: int) -> Any:
         rows = float(play.cut.rows[micro_batch])

@@ -55,6 +55,10 @@ class Whereabouts:
         self._cell = f": stage {cell.stage}, micro-batch {cell.micro_batch}, action {cell} ({_PASSES[cell.kind]})"
         self._since = time.monotonic()
 
+    def after_cells(self, what: str) -> None:
+        """All cells are played; the rank goes on with `what`."""
+        self._cell, self._since = f": {what}", time.monotonic()
+
     def describe(self) -> str:
         return f"{self.rank} was in {self._what}{self._cell}" if self._what else f"{self.rank} was between two steps"
 
