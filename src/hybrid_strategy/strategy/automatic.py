@@ -24,6 +24,7 @@ _AXES = (
     "data_parallel_size",
     "tensor_parallel_size",
     "pipeline_parallel_size",
+    "context_parallel_size",
     "sharding",
     "sequence_parallel",
     "schedule",
