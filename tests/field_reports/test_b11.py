@@ -36,15 +36,26 @@ class Watched(nn.Dropout):
         return x * mask
 
 
-class Layer(nn.Module):
-    """Dropout on what is split inside, and on what is whole outside."""
+class Mlp(nn.Module):
+    """Dropout on what is split."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.inner, self.down, self.outer = nn.Linear(WIDTH, 32), Watched(), nn.Linear(32, WIDTH), Watched()
+        self.up, self.inner, self.down = nn.Linear(WIDTH, 32), Watched(), nn.Linear(32, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.outer(self.down(self.inner(torch.tanh(self.up(x)))))
+        return self.down(self.inner(torch.tanh(self.up(x))))
+
+
+class Layer(nn.Module):
+    """Dropout on what is whole, outside of the sub-block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp, self.outer = Mlp(), Watched()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.outer(self.mlp(x))
 
 
 class Model(nn.Module):
@@ -63,7 +74,7 @@ class Model(nn.Module):
         return self.head(x)
 
     def parallel_plan(self) -> ParallelPlan:
-        tensor = {"layers.*": "replicate_input", "layers.*.up": "colwise", "layers.*.down": "rowwise"}
+        tensor = {"layers.*.mlp": "replicate_input", "layers.*.mlp.up": "colwise", "layers.*.mlp.down": "rowwise"}
         return ParallelPlan(units=("embedding", "layers.*", "head"), tensor=tensor)
 
 

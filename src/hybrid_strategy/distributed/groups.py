@@ -85,8 +85,21 @@ def build_mesh(layout: Layout, device_type: str) -> DeviceMesh:
     return mesh
 
 
+_BUILT: dict[tuple[Layout, torch.device], tuple[object, Groups]] = {}
+"""What was built for a layout, with the processes' common group of that time: a later run in the same process takes it again."""
+
+
 def build_groups(layout: Layout, device: torch.device) -> Groups:
-    """Makes the mesh and the groups; a collective call of all ranks."""
+    """The mesh and the groups of a layout, made once; a collective call of all ranks."""
+    world = dist.group.WORLD
+    for key in [key for key, (of, _) in _BUILT.items() if of is not world]:
+        del _BUILT[key]
+    if (layout, device) not in _BUILT:
+        _BUILT[layout, device] = world, _build(layout, device)
+    return _BUILT[layout, device][1]
+
+
+def _build(layout: Layout, device: torch.device) -> Groups:
     mesh = build_mesh(layout, device.type)
     rank = dist.get_rank()
 
