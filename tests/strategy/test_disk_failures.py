@@ -76,6 +76,7 @@ def test_a_full_disk(way: str, checked: bool, asynchronous: bool, small_disk: Pa
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_read_only_folder(asynchronous: bool, small_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
     run(replace(CASE, folder=str(small_disk), trainer={"max_steps": 1}), 2)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     strategy = {"asynchronous_checkpoint": asynchronous}
