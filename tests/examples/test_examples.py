@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.ranks import free_port
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PYTHON = (sys.executable,)
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
 def _run(folder: Path, launcher: tuple[str, ...], script: str, *arguments: str) -> str:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "MASTER_PORT": str(free_port())}
     found = subprocess.run(
         [*launcher, str(EXAMPLES / script), *arguments],
         cwd=folder,

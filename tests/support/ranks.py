@@ -10,7 +10,9 @@ fails, its traceback is raised here; when a rank hangs, all workers are killed a
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
+import itertools
 import multiprocessing
 import os
 import socket
@@ -32,10 +34,16 @@ class RankFailedError(AssertionError):
     """A rank raised; carries the traceback of the first rank that did."""
 
 
+_ports = itertools.count(10_000 + os.getpid() * 37 % 20_000)
+
+
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """A port of 10,000 to 32,000: below those that the system gives to connections, so that none takes it in the meantime."""
+    for number in _ports:
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", 10_000 + number % 22_000))
+            return int(sock.getsockname()[1])
+    raise AssertionError("the count does not end")
 
 
 def environment_of(rank: int, world_size: int, port: int) -> dict[str, str]:

@@ -5,10 +5,11 @@ Ties itself to its parent, sends its output to the rank's log, calls `function(r
 
 from __future__ import annotations
 
-import gc
+import atexit
 import os
 import pkgutil
 import sys
+import threading
 from pathlib import Path
 
 from hybrid_strategy.checkpoint.stop_request import REQUEST
@@ -34,12 +35,19 @@ def run(target: str, run_dir: Path, rank: int) -> int:
     return 0
 
 
-def leave_groups() -> None:
-    """Ends the threads of all process groups: one that still runs while the interpreter is taken apart aborts the process."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        distributed.destroy_process_group()
-        gc.collect()
+def leave() -> None:
+    """Ends the process with 0, without taking the interpreter apart.
+
+    What is registered to run at the end runs, and threads that must be waited for are waited for. Process groups are left to the
+    system: their threads may hold the last reference to what they would have to wait for, which aborts the process.
+    """
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def main() -> None:
@@ -52,7 +60,7 @@ def main() -> None:
     sys.stderr.flush()
     if code:
         os._exit(code)
-    leave_groups()
+    leave()
 
 
 if __name__ == "__main__":

@@ -131,4 +131,5 @@ def is_lost_peer(error: BaseException) -> bool:
     if isinstance(error, dist.DistError):
         return True
     text = str(error).lower()
-    return isinstance(error, RuntimeError) and "gloo" in text and any(word in text for word in ("timed out", "connection"))
+    lost = "pair closure" in text or ("gloo" in text and any(word in text for word in ("timed out", "connection")))
+    return isinstance(error, RuntimeError) and lost
