@@ -16,7 +16,7 @@ def test_rates_of_this_processor_make_a_machine() -> None:
     rates = kernel_rates(torch.device("cpu"))
     assert 1e8 < rates["stream_bytes"] < 1e13
     assert 1e8 < rates["fp32_flops"] < 1e14
-    assert 1e-7 < rates["launch_seconds"] < 0.1
+    assert 1e-7 < rates["launch_seconds"] < 1e-2
     found = processor(ClusterSpec(), {**rates, "held_bytes": 5e8, "latency_seconds": 1e-4, "bytes_per_second": 1e9})
     assert found.synchronous
     assert found.kernels.matmul_efficiency * found.peak_fp32_flops == rates["fp32_flops"]
