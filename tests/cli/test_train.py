@@ -131,7 +131,7 @@ def test_a_sweep_goes_on_after_a_failed_point_and_each_has_a_run_of_its_own(fold
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="whether a process has ended is read from /proc")
 def test_ctrl_c_saves_and_ends_a_run_within_5_seconds(folder: Path):
     command = [sys.executable, "-m", "hybrid_strategy.cli.main", "train", *OWN, "trainer.max_epochs=-1", "strategy=dp2"]
     parent = subprocess.Popen(

@@ -44,7 +44,7 @@ def tracked() -> list[Path]:
     """Text files of the repository."""
     done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
-        pytest.skip("not a git checkout")
+        pytest.skip("what belongs to the repository is known from git, and this is no checkout")
     paths = [ROOT / name for name in done.stdout.split("\0") if name]
     return [path for path in paths if path.is_file()]
 

@@ -102,14 +102,14 @@ class TestLauncher:
         with pytest.raises(WorkerFailedError, match="rank 1 ended by SIGKILL"):
             parts("launch.launchers")[name].run(Job("tests.launch.targets:die", tmp_path, 2))
 
-    @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+    @pytest.mark.skipif(sys.platform != "linux", reason="whether a process has ended is read from /proc")
     def test_ranks_end_when_the_parent_is_killed(self, name, tmp_path):
         parent, pids = _start_hanging(name, "hang_deaf", tmp_path)
         parent.kill()
         parent.wait()
         assert _wait_until_gone(pids, 5) == []
 
-    @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+    @pytest.mark.skipif(sys.platform != "linux", reason="whether a process has ended is read from /proc")
     @pytest.mark.parametrize("target", ["hang", "hang_deaf"])
     def test_ctrl_c_ends_everything_within_5_seconds(self, name, target, tmp_path):
         parent, pids = _start_hanging(name, target, tmp_path)

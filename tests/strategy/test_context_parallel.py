@@ -139,9 +139,14 @@ def test_accumulated_batches_and_clipping_by_the_whole_norm() -> None:
     compare(single(**options), run("cp2_zero2", **options))
 
 
-@pytest.mark.parametrize("name", ["cp2", "cp2_zero2"])  # the loss that such a step returns is that of its own samples
+@pytest.mark.parametrize("name", ["cp2", "cp2_dp2_zero3"])
 def test_manual_optimization(name: str) -> None:
-    compare(single(module=ManualLM), run(name, module=ManualLM))
+    records = run(name, module=ManualLM)
+    for steps in zip(*(record["steps"] for record in records), strict=True):
+        mean = sum(step["loss"] for step in steps) / len(steps)  # such a step returns the loss of its own samples
+        for step in steps:
+            step["loss"] = mean
+    compare(single(module=ManualLM), records)
 
 
 def test_tied_embeddings_of_a_pipeline(reference: list[dict[str, Any]]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import gc
 import itertools
 import multiprocessing
@@ -73,6 +74,7 @@ def _serve(connection: Connection) -> None:
     import torch
     import torch.distributed as dist
 
+    faulthandler.enable()  # a rank that dies in native code says where
     torch.set_num_threads(1)
     while True:
         try:
@@ -145,7 +147,9 @@ def run_ranks(
             try:
                 good, value = connection.recv()  # type: ignore[union-attr]
             except EOFError:
-                good, value = False, "the process died"
+                process = _workers[rank][0]
+                process.join(5)
+                good, value = False, f"the process died, exit code {process.exitcode}"
             if not good:
                 failures = [(rank, value), *_collect_failures(pending)]
                 kill_workers()

@@ -45,8 +45,8 @@ def make(values: Mapping[str, Any], key: str) -> Any:
         inspect.signature(function).bind(*positional, **arguments)
     except TypeError as error:
         raise _cannot_be_made(key, target, error) from error
-    except ValueError:  # a built-in that does not tell its arguments
-        pass
+    except ValueError:  # a built-in does not tell its arguments: it is called and finds out itself
+        return function(*positional, **arguments)
     return function(*positional, **arguments)
 
 

@@ -114,11 +114,9 @@ class Order(Protocol):
 
     def indices(self, epoch: int) -> Indices:
         """All indices of `epoch`, in order."""
-        ...
 
     def size(self, epoch: int) -> int:
         """How many indices `epoch` has."""
-        ...
 
 
 @dataclass(frozen=True)

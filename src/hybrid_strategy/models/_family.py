@@ -24,11 +24,9 @@ class FamilyModel(Protocol):
 
     def parallel_plan(self) -> ParallelPlan:
         """Units, tensor-parallel rules, tied parameters, heads."""
-        ...
 
     def init_parameter(self, name: str, tensor: Tensor, generator: torch.Generator) -> None:
         """Fills the whole parameter `name` in place; `tensor` is on the CPU and of the parameter's full shape."""
-        ...
 
 
 class ModelFamily(Protocol):
@@ -46,8 +44,6 @@ class ModelFamily(Protocol):
 
     def build(self, shape: ModelShape, **options: Any) -> nn.Module:
         """The model on torch's current default device; its parameters' values are not those of a run yet."""
-        ...
 
     def matches(self, module: nn.Module) -> bool:
         """Is `module` a model of this family?"""
-        ...

@@ -78,7 +78,10 @@ class LedgerMaker:
 
     @cached_property
     def _end_parameters(self) -> tuple[float, ...]:
-        return tuple(self.scenario.end_parameters(stage) for stage in range(self.scenario.layout.num_stages))
+        """Of every stage; those between the first and the last have none."""
+        last = self.scenario.layout.num_stages - 1
+        ends = tuple(self.scenario.end_parameters(stage) for stage in sorted({0, last}))
+        return (ends[0], *(0.0,) * (last - 1), *ends[1:])
 
     def in_flight(self, rank: int) -> int:
         """Forward passes of a stage that pipeline rank `rank` holds at once."""

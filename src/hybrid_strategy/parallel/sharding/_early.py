@@ -8,12 +8,15 @@ other, also where a rank lacks a gradient or plays fewer micro-batches.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from hybrid_strategy.distributed.coalesced import buckets
 from hybrid_strategy.parallel.parameters import Slot
+from hybrid_strategy.parallel.sharding._base import Presence, scaled
 
 EARLY_BUCKET_BYTES = 8 * 2**20
 """Small enough that the last one, which nothing hides, is short; large enough that latency does not count."""
@@ -44,7 +47,7 @@ class EarlyReduction:
         self._expected: set[int] = set()
         self._hooked: set[int] = set()
         self._next = 0
-        self.present: set[str] = set()
+        self._present: set[str] = set()
         self.scale = 1.0
 
     def want(self, slots: Sequence[Slot]) -> None:
@@ -58,7 +61,7 @@ class EarlyReduction:
         chosen = buckets([slot.parameter for slot in slots], EARLY_BUCKET_BYTES)
         self._buckets = [_Bucket([slots[index] for index in indices]) for indices in chosen]
         self._home = {id(slot.parameter): bucket for bucket in self._buckets for slot in bucket.slots}
-        self._expected, self._next, self.scale, self.present = set(), 0, 1.0, set()
+        self._expected, self._next, self.scale, self._present = set(), 0, 1.0, set()
         for slot in slots:
             if id(slot.parameter) not in self._hooked:
                 self._hooked.add(id(slot.parameter))
@@ -82,12 +85,19 @@ class EarlyReduction:
         while self._next < len(self._buckets):
             self._send()
 
-    def finish(self) -> Iterator[tuple[Slot, Tensor]]:
-        """Waits for all; the reduced gradients, once."""
+    def finish(self, slots: Sequence[Slot], group: dist.ProcessGroup | None, device: torch.device) -> list[Tensor | None]:
+        """Waits for all; the reduced gradients of `slots`, once. One that no rank of the group has stays absent."""
+        if not slots:
+            return []
+        present = [slot.parameter if slot.name in self._present else None for slot in slots]
+        presence = Presence(present, group, device)
+        found: dict[str, Tensor] = {}
         for bucket in self._buckets:
             if bucket.finish is not None:
-                yield from zip(bucket.slots, bucket.finish(), strict=True)
+                found.update(zip((slot.name for slot in bucket.slots), bucket.finish(), strict=True))
         self._buckets, self._home = [], {}
+        absent = presence.absent_everywhere()
+        return scaled([None if index in absent else found[slot.name] for index, slot in enumerate(slots)], self.scale)
 
     def arrived(self, parameter: Tensor) -> None:
         """A backward pass has added to the gradient of `parameter`."""
@@ -100,7 +110,7 @@ class EarlyReduction:
     def _send(self) -> None:
         bucket = self._buckets[self._next]
         self._next += 1
-        self.present.update(slot.name for slot in bucket.slots if slot.parameter.grad is not None)
+        self._present.update(slot.name for slot in bucket.slots if slot.parameter.grad is not None)
         bucket.finish = self._start(bucket.slots)
 
 

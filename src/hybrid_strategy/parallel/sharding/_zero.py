@@ -127,7 +127,9 @@ class RowSharding(Sharding):
             absent = {rows[index] for index in presence.absent_everywhere()}
             for bucket in buckets([slots[index].parameter for index in rows]):
                 self._reduce_bucket(slots, [rows[index] for index in bucket], gradients, absent)
-        self._finish_early(early)
+        reduced = self._early.finish(early, self.groups.gradient, self.device)
+        for slot, gradient in zip(early, reduced, strict=True):
+            self._rows[slot.name].grad = gradient
         self._kept.add_to([self.optimizer_parameter(slot) for slot in self.slots])
 
     def _start(self, slots: list[Slot]) -> Finish:
@@ -148,18 +150,6 @@ class RowSharding(Sharding):
             return layout.shards(block.to(parameters[0].dtype), self._index)
 
         return finish
-
-    def _finish_early(self, slots: list[Slot]) -> None:
-        """Puts what was reduced early into place; a gradient that no rank has stays absent."""
-        if not slots:
-            return
-        marks = [slot.parameter if slot.name in self._early.present else None for slot in slots]
-        presence, scale = Presence(marks, self.groups.gradient, self.device), self._early.scale
-        found = {slot.name: gradient for slot, gradient in self._early.finish()}
-        absent = presence.absent_everywhere()
-        reduced = scaled([None if index in absent else found[slot.name] for index, slot in enumerate(slots)], scale)
-        for slot, gradient in zip(slots, reduced, strict=True):
-            self._rows[slot.name].grad = gradient
 
     def _reduce_scalars(self, slots: list[Slot], gradients: list[Tensor | None]) -> None:
         """Parameters without a dimension are not sharded: their gradients are all-reduced."""

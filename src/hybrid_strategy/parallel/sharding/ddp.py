@@ -12,7 +12,6 @@ from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.parallel.parameters import Slot
 from hybrid_strategy.parallel.sharding._base import (
     Kept,
-    Presence,
     Sharding,
     accumulated,
     materialise_whole,
@@ -82,7 +81,9 @@ class ReplicatedSharding(Sharding):
         summed = sum_over(slots, gradients, self.groups.gradient, self.reduce_dtype)
         for slot, gradient in zip(slots, summed, strict=True):
             slot.parameter.grad = gradient
-        self._finish_early(early)
+        reduced = self._early.finish(early, self.groups.gradient, self.device)
+        for slot, gradient in zip(early, reduced, strict=True):
+            slot.parameter.grad = gradient
         self._kept.add_to([slot.parameter for slot in self.slots])
 
     def _start(self, slots: list[Slot]) -> Finish:
@@ -103,18 +104,6 @@ class ReplicatedSharding(Sharding):
             return [piece.view_as(each) for piece, each in zip(pieces, parameters, strict=True)]
 
         return finish
-
-    def _finish_early(self, slots: list[Slot]) -> None:
-        """Puts what was reduced early into place; a gradient that no rank has stays absent."""
-        if not slots:
-            return
-        marks = [slot.parameter if slot.name in self._early.present else None for slot in slots]
-        presence, scale = Presence(marks, self.groups.gradient, self.device), self._early.scale
-        found = {slot.name: gradient for slot, gradient in self._early.finish()}
-        absent = presence.absent_everywhere()
-        reduced = scaled([None if index in absent else found[slot.name] for index, slot in enumerate(slots)], scale)
-        for slot, gradient in zip(slots, reduced, strict=True):
-            slot.parameter.grad = gradient
 
 
 class Part:
