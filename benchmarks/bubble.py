@@ -24,8 +24,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from bare_loops import SHAPE, loss_of, optimizer_of
+from bare_loops import SHAPE
 from grid_pool import Pool, RefusedError
+from our_loop import train_ours
 
 SCHEDULES = {
     "GPipe": 1,
@@ -98,22 +99,6 @@ def worker(schedule: str, stages: int, count: int, steps: int) -> tuple[list[flo
     """This rank's idle share of every step, and its median pass times."""
     import lightning.pytorch as pl
     import torch
-    from torch.utils.data import DataLoader
-
-    from hybrid_strategy import HybridParallelStrategy
-    from hybrid_strategy.models.llama import PART as LLAMA
-
-    class Module(pl.LightningModule):
-        def configure_model(self) -> None:
-            if not hasattr(self, "model"):
-                with torch.device("meta"):
-                    self.model = LLAMA.build(SHAPE)
-
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return loss_of(self.model(batch[:, :-1]), batch[:, 1:])
-
-        def configure_optimizers(self) -> Any:
-            return optimizer_of(self.parameters())
 
     class Warm(pl.Callback):
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -122,27 +107,15 @@ def worker(schedule: str, stages: int, count: int, steps: int) -> tuple[list[flo
 
     rows = count * ROWS_PER_MICROBATCH
     tokens = torch.randint(0, SHAPE.vocab_size, ((WARM_UP + steps) * rows, SHAPE.sequence_length + 1))
-    strategy = HybridParallelStrategy(
-        pipeline_parallel_size=stages,
-        schedule=schedule,
-        stages_per_rank=SCHEDULES[schedule],
-        num_microbatches=count,
-        seed=0,
-    )
+    strategy = {
+        "pipeline_parallel_size": stages,
+        "schedule": schedule,
+        "stages_per_rank": SCHEDULES[schedule],
+        "num_microbatches": count,
+    }
     watch = Watch()
     try:
-        trainer = pl.Trainer(
-            accelerator="cpu",
-            devices=stages,
-            strategy=strategy,
-            callbacks=[Warm()],
-            max_steps=WARM_UP + steps,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-        trainer.fit(Module(), DataLoader(tokens, batch_size=rows))
+        train_ours(strategy, stages, (tokens, rows), Warm(), WARM_UP + steps)
     finally:
         watch.close()
     return watch.idle, {key: statistics.median(times) for key, times in watch.cells.items()}

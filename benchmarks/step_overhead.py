@@ -25,8 +25,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from bare_loops import LOOPS, SEED, SHAPE, Sizes, loss_of, optimizer_of
+from bare_loops import LOOPS, SHAPE, Sizes
 from grid_pool import Pool
+from our_loop import train_ours
 
 ROWS = 16
 WARM_UP = 3
@@ -140,42 +141,6 @@ class BareRun:
         return losses
 
 
-def _fit(pair: Pair, tokens: Any, callback: Any, steps: int) -> None:
-    """Our side: an ordinary module through the Trainer."""
-    import lightning.pytorch as pl
-    import torch
-    from torch.utils.data import DataLoader
-
-    from hybrid_strategy import HybridParallelStrategy
-    from hybrid_strategy.models.llama import PART as LLAMA
-
-    class Module(pl.LightningModule):
-        def configure_model(self) -> None:
-            if not hasattr(self, "model"):
-                with torch.device("meta"):
-                    self.model = LLAMA.build(SHAPE)
-
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return loss_of(self.model(batch[:, :-1]), batch[:, 1:])
-
-        def configure_optimizers(self) -> Any:
-            return optimizer_of(self.parameters())
-
-    strategy = HybridParallelStrategy(**pair.strategy, seed=SEED)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=pair.processes,
-        strategy=strategy,
-        callbacks=[callback],
-        max_steps=steps,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(Module(), DataLoader(tokens, batch_size=ROWS // pair.sizes.data))
-
-
 def worker(name: str, rounds: int, steps: int) -> list[list[Block]]:
     """Rounds of (ours, hand-written, second copy) on this rank."""
     import lightning.pytorch as pl
@@ -212,7 +177,7 @@ def worker(name: str, rounds: int, steps: int) -> list[list[Block]]:
             return self.clock.stop(self.peers[index].run(steps))
 
     callback = Alternate()
-    _fit(pair, tokens, callback, WARM_UP + rounds * steps)
+    train_ours(pair.strategy, pair.processes, (tokens, ROWS // pair.sizes.data), callback, WARM_UP + rounds * steps)
     return callback.found
 
 
@@ -229,7 +194,7 @@ def memory_worker(name: str, ours: bool, steps: int) -> float:
     tokens = _tokens(steps)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if ours:
-        _fit(pair, tokens, pl.Callback(), steps)
+        train_ours(pair.strategy, pair.processes, (tokens, ROWS // pair.sizes.data), pl.Callback(), steps)
     else:
         if pair.processes > 1:
             dist.init_process_group("gloo")

@@ -65,3 +65,7 @@ def test_measured_values_of_a_run(steps: int, accumulate: int, capsys: pytest.Ca
 
 def test_without_a_forecast_it_says_what_was_measured() -> None:
     assert beside(None, {"step_seconds": 0.5}) == "measured: step 500 ms"
+    assert beside({"step_seconds": 1.0}, {"step_seconds": 0.5}, "it is a guess").endswith(
+        "step 500 ms (1 s, +100 %); it is a guess"
+    )
+    assert beside(None, {"step_seconds": 0.5}, "it is a guess") == "measured: step 500 ms"

@@ -32,12 +32,14 @@ class ForecastBesideMeasured(pl.Callback):
 
     Args:
         forecast: `step_seconds`, `tokens_per_second`, `peak_memory_bytes`, `bubble_fraction`; None: only measured values.
+        doubt: why the forecast is not to be relied on, said with it; empty where there is no reason.
 
     Attributes:
         measured: the same of this run, once it is known; of the first rank.
     """
 
-    def __init__(self, forecast: Mapping[str, float] | None) -> None:
+    def __init__(self, forecast: Mapping[str, float] | None, doubt: str = "") -> None:
+        self.doubt = doubt
         self.forecast = dict(forecast) if forecast is not None else None
         self.measured: Values | None = None
         self._seconds: list[float] = []
@@ -97,7 +99,7 @@ class ForecastBesideMeasured(pl.Callback):
         values |= {f"forecast/{name}": value for name, value in (self.forecast or {}).items()}
         for logger in trainer.loggers:
             logger.log_metrics(values, step=trainer.global_step)
-        _say(trainer, beside(self.forecast, found))
+        _say(trainer, beside(self.forecast, found, self.doubt))
 
     def _together(self, trainer: pl.Trainer) -> Values:
         """The slowest rank's step, the fullest rank's memory, the busiest rank's waiting."""
@@ -119,8 +121,8 @@ class ForecastBesideMeasured(pl.Callback):
         return found
 
 
-def beside(forecast: Mapping[str, float] | None, measured: Mapping[str, float]) -> str:
-    """One line: measured, and in brackets what was forecast.
+def beside(forecast: Mapping[str, float] | None, measured: Mapping[str, float], doubt: str = "") -> str:
+    """One line: measured, and in brackets what was forecast; `doubt`: why that is not to be relied on.
 
     >>> beside({"step_seconds": 0.11, "bubble_fraction": 0.2}, {"step_seconds": 0.1, "bubble_fraction": 0.25})
     'measured (forecast): step 100 ms (110 ms, +10 %), bubble 25.0% (20.0%)'
@@ -140,7 +142,8 @@ def beside(forecast: Mapping[str, float] | None, measured: Mapping[str, float]) 
             off = "" if name == "bubble_fraction" else f", {forecast[name] / measured[name] - 1:+.0%}".replace("%", " %")
             text += f" ({form(forecast[name])}{off})"
         words.append(text)
-    return f"measured{' (forecast)' if forecast else ''}: {', '.join(words)}"
+    told = f"; {doubt}" if forecast and doubt else ""
+    return f"measured{' (forecast)' if forecast else ''}: {', '.join(words)}{told}"
 
 
 def _player(trainer: pl.Trainer) -> Any:

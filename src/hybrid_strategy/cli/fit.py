@@ -20,7 +20,7 @@ from hybrid_strategy.callbacks.results import RunResults
 from hybrid_strategy.callbacks.status import RunStatus
 from hybrid_strategy.checkpoint.verify import read_meta
 from hybrid_strategy.config.build import build_all, build_data, build_module, build_trainer
-from hybrid_strategy.config.forecasting import expected
+from hybrid_strategy.config.forecasting import doubt_of, expected
 from hybrid_strategy.config.plan import RunPlan, plan_of
 from hybrid_strategy.config.settings import RunConfig
 from hybrid_strategy.config.storage import PREEMPTED_FILE, RESULT_FILE, as_values, read_config
@@ -58,7 +58,7 @@ def fit(run_dir: Path) -> None:
     callbacks, results = _allowed(config, list(build_all(config.callbacks, "callbacks").values())), RunResults()
     loggers = build_all(with_run_id(config), "logger")
     try:
-        beside = ForecastBesideMeasured(expected(config, planned))
+        beside = ForecastBesideMeasured(expected(config, planned), doubt_of(config, planned))
         trainer = build_trainer(config, planned, [results, status, beside, *callbacks], list(loggers.values()))
         _log_configuration(list(loggers.values()), config, planned)
         module, data = build_module(config, planned), build_data(config, planned)

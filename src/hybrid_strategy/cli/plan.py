@@ -14,7 +14,7 @@ from rich.console import Console
 from hybrid_strategy.cli.arguments import Arguments, parse, parser
 from hybrid_strategy.cli.hydra_app import run_app
 from hybrid_strategy.config.compose import run_config
-from hybrid_strategy.config.forecasting import forecast_of
+from hybrid_strategy.config.forecasting import doubt_of, forecast_of
 from hybrid_strategy.config.plan import RunPlan, by_full_key, plan_of
 from hybrid_strategy.config.question import batch_note, fixed_of, question_of, why_not
 from hybrid_strategy.config.settings import RunConfig
@@ -163,6 +163,8 @@ def show(config: RunConfig, planned: RunPlan, console: Console) -> None:
         speed = found.tokens_per_second_per_gpu * world.size
         memory = format_bytes(found.ledger.total_bytes)
         facts["forecast"] = f"{format_seconds(found.step_seconds)} a step, {speed:,.0f} tokens/s, {memory} on the fullest rank"
+        doubt = doubt_of(config, planned)
+        facts["forecast"] += f"; {doubt}" if doubt else ""
     staged = planned.plan.extra.get("checkpoint_staging_bytes")
     if staged is not None:
         facts["checkpoints"] = f"written in the background from a copy, {format_bytes(staged)} of host memory on each rank"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hybrid_strategy.config.machine import cluster_of
+from hybrid_strategy.config.machine import LOCAL, cluster_of
 from hybrid_strategy.config.plan import RunPlan
 from hybrid_strategy.config.question import why_not
 from hybrid_strategy.config.settings import RunConfig
@@ -25,6 +25,13 @@ def forecast_of(config: RunConfig, planned: RunPlan) -> Forecast | None:
     """The forecast of the run; None where the sizes of its model or its batch are not known."""
     scenario = scenario_of(config, planned)
     return None if scenario is None else forecast(scenario)
+
+
+def doubt_of(config: RunConfig, planned: RunPlan) -> str:
+    """Why a forecast of this run is not to be relied on; empty for machines that were measured or whose figures are published."""
+    cluster = cluster_of(config, planned.world)
+    unknown = cluster.name == LOCAL and not cluster.measured
+    return "the forecast is a guess until hybrid doctor has measured this machine" if unknown else ""
 
 
 def expected(config: RunConfig, planned: RunPlan) -> dict[str, float] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from abc import abstractmethod
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
@@ -148,9 +149,9 @@ class StopHooks(CheckpointHooks):
         return self.engine.whereabouts.doing(what)
 
     @property
+    @abstractmethod
     def engine(self) -> StepEngine:
         """Plays the steps; known after `setup`."""
-        raise NotImplementedError
 
     @property
     def _requeue_signal(self) -> int | None:
