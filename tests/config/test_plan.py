@@ -8,6 +8,7 @@ import pytest
 
 from hybrid_strategy.config import world as world_module
 from hybrid_strategy.config.compose import Source, run_config
+from hybrid_strategy.config.forecasting import forecast_of
 from hybrid_strategy.config.plan import by_full_key, plan_of
 from hybrid_strategy.config.settings import StrategySettings
 from hybrid_strategy.config.world import World, visible_gpus
@@ -105,3 +106,14 @@ def test_settings_are_the_constructors_arguments():
     given = {each.name: each.default for each in parameters if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD}
     ours = {each.name: each.default for each in fields(StrategySettings) if each.name != "_target_"}
     assert ours == given
+
+
+@pytest.mark.parametrize(("asked", "share"), [("float32", 1.0), ("bfloat16", 0.5)])
+def test_gradients_are_billed_in_the_type_in_which_they_travel(asked: str, share: float):
+    def sent(*overrides: str) -> float:
+        config = run_config(Source(("model=llama_tiny", "strategy=dp2", "data.global_batch_size=48", *overrides)))
+        found = forecast_of(config, plan_of(config))
+        assert found is not None
+        return sum(line.sent_bytes for line in found.bill.lines if line.what == "gradients")
+
+    assert sent(f"strategy.reduce_dtype={asked}") == share * sent() > 0

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from hybrid_strategy.errors import ConfigError
+from hybrid_strategy import HybridParallelStrategy
+from hybrid_strategy.errors import ConfigError, ModelError
 from hybrid_strategy.parallel.sharding import _early
 from hybrid_strategy.strategy.options import make_options
 from tests.support.gate import gate
@@ -167,3 +169,47 @@ def test_gradients_travel_in_the_type_asked_for(sharding: str, precision: str, a
 def test_other_types_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"reduce_dtype is '{name}': .*(bfloat16|float32)"):
         make_options(num_microbatches=None, micro_batch_size=None, reduce_dtype=name)
+
+
+class _Types(pl.Callback):
+    """In which type gradients travel, by fit."""
+
+    def __init__(self) -> None:
+        self.seen: list[torch.dtype | None] = []
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self.seen.append(trainer.strategy.made.sharding.reduce_dtype)
+
+
+def _second_trainer() -> list[torch.dtype | None]:
+    types, module = _Types(), TinyLM()
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    for asked in (None, "bfloat16", "float32"):
+        strategy = HybridParallelStrategy(reduce_dtype=asked)
+        trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=strategy, max_steps=1, callbacks=[types], **quiet)
+        trainer.fit(module, DataLoader(Tokens(8), batch_size=4))
+    return types.seen
+
+
+def test_a_second_trainer_of_the_same_module_has_its_own_type() -> None:
+    for seen in run_ranks(_second_trainer, 2, process_group=False):
+        assert seen == [None, torch.bfloat16, torch.float32]
+
+
+def _other_checkpointing() -> str:
+    module = TinyLM()
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    for kind in ("none", "full"):
+        strategy = HybridParallelStrategy(activation_checkpoint=kind)
+        trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=strategy, max_steps=1, **quiet)
+        try:
+            trainer.fit(module, DataLoader(Tokens(8), batch_size=4))
+        except ModelError as error:
+            return str(error)
+    return ""
+
+
+def test_what_a_second_trainer_cannot_change_is_refused() -> None:
+    for text in run_ranks(_other_checkpointing, 2, process_group=False):
+        assert "activation checkpoint none" in text
+        assert "activation checkpoint full" in text

@@ -6,9 +6,8 @@ from hybrid_strategy.config.machine import LOCAL, cluster_of
 from hybrid_strategy.config.plan import RunPlan
 from hybrid_strategy.config.question import why_not
 from hybrid_strategy.config.settings import RunConfig
-from hybrid_strategy.config.targets import shape_of
+from hybrid_strategy.config.targets import numerics_of_run, shape_of
 from hybrid_strategy.planning.forecast import Forecast, forecast
-from hybrid_strategy.planning.numerics import numerics_of
 from hybrid_strategy.planning.scenario import Scenario, planned_scenario
 
 
@@ -17,7 +16,7 @@ def scenario_of(config: RunConfig, planned: RunPlan) -> Scenario | None:
     shape = shape_of(config)
     if shape is None or why_not(config):
         return None
-    numerics = numerics_of(config.precision.mode, config.optimizer.name, config.optimizer.momentum)
+    numerics = numerics_of_run(config)
     return planned_scenario(planned.plan, shape, cluster_of(config, planned.world), numerics)
 
 

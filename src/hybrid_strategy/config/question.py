@@ -8,12 +8,11 @@ from typing import Any
 
 from hybrid_strategy.config.machine import cluster_of
 from hybrid_strategy.config.settings import AUTO, RunConfig, StrategySettings
-from hybrid_strategy.config.targets import TEXT_DATA, global_batch_size_of, shape_of
+from hybrid_strategy.config.targets import TEXT_DATA, global_batch_size_of, numerics_of_run, shape_of
 from hybrid_strategy.config.world import World
 from hybrid_strategy.errors import ConfigError, message
 from hybrid_strategy.planning.balance import cut_units, layer_like, unit_names
 from hybrid_strategy.planning.forecast import Forecast
-from hybrid_strategy.planning.numerics import numerics_of
 from hybrid_strategy.planning.search import Question, search
 from hybrid_strategy.spec.model_shape import ModelShape
 
@@ -93,7 +92,7 @@ def question_of(config: RunConfig, world: World, fixed: Mapping[str, Any], own: 
         shape=shape,
         cluster=cluster_of(config, world),
         global_batch_size=global_batch_size_of(config, world.size) or 1,
-        numerics=numerics_of(config.precision.mode, config.optimizer.name, config.optimizer.momentum),
+        numerics=numerics_of_run(config),
         fixed={**fixed, **({"accumulate_grad_batches": accumulate} if accumulate > 1 else {})},
         world_size=world.size,
     )

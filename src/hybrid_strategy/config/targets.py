@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from hybrid_strategy.config.settings import ClusterSettings, RunConfig
+from hybrid_strategy.planning.numerics import Numerics, numerics_of
+from hybrid_strategy.planning.refusals import REDUCE_DTYPES
 from hybrid_strategy.spec.model_shape import ModelShape
 
 LANGUAGE_MODEL = "hybrid_strategy.modules.language_model.LanguageModel"
@@ -196,3 +198,10 @@ def text_data_arguments(config: RunConfig, batch_size: int) -> dict[str, Any]:
         if arguments[key] is None:  # a model of the user's own that does not say
             del arguments[key]
     return {**arguments, "batch_size": batch_size, "seed": config.seed, "cache_dir": config.paths.cache_dir}
+
+
+def numerics_of_run(config: RunConfig) -> Numerics:
+    """Bytes of a parameter by use: those of the precision and the optimizer, and of gradients as they are told to travel."""
+    found = numerics_of(config.precision.mode, config.optimizer.name, config.optimizer.momentum)
+    dtype = config.strategy.reduce_dtype
+    return found if dtype is None else replace(found, reduce_bytes=REDUCE_DTYPES[dtype])

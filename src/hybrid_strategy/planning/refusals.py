@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from hybrid_strategy.errors import ConfigError, LayoutError, did_you_mean, message
 from hybrid_strategy.spec.schedule import Refusal
 
-REDUCE_DTYPES = ("float32", "bfloat16")
-"""In which gradients may be summed over data-parallel ranks."""
+REDUCE_DTYPES = {"float32": 4, "bfloat16": 2}
+"""In which gradients may be summed over data-parallel ranks, with the bytes of one."""
 
 
 def raise_if(refusal: Refusal | None) -> None:

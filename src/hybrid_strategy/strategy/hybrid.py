@@ -216,6 +216,8 @@ class HybridParallelStrategy(StopHooks):
         if self._made_of is not module:
             before = recall(module, self.layout, self.options.stage_cuts)
             self._parallelize(module) if before is None else self._go_on_with(module, before)
+        dtype = self.options.reduce_dtype
+        self.made.sharding.reduce_dtype = None if dtype is None else getattr(torch, dtype)
         self.engine.attach(trainer, self.options.timeout, self.meet_to_go_on)
         self.take_signals(trainer)
         self._average = adapt_callbacks(trainer, module, self.made)
@@ -249,7 +251,6 @@ class HybridParallelStrategy(StopHooks):
             seed=run_seed(self.options.seed),
             stage_cuts=self.options.stage_cuts,
         )
-        self._made.sharding.reduce_dtype = getattr(torch, self.options.reduce_dtype) if self.options.reduce_dtype else None
         if self.options.initial_weights is not None:
             certificate = StateKeeper(module, self._made, self.groups).begin_with(self.options.initial_weights)
             _lightning.rank_zero_info("\n".join(certificate.lines()))

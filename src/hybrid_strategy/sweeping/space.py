@@ -6,9 +6,8 @@ import os
 from collections.abc import Sequence
 
 from hybrid_strategy.config.settings import RunConfig
-from hybrid_strategy.config.targets import global_batch_size_of, shape_of
+from hybrid_strategy.config.targets import global_batch_size_of, numerics_of_run, shape_of
 from hybrid_strategy.config.world import visible_gpus
-from hybrid_strategy.planning.numerics import numerics_of
 from hybrid_strategy.sweeping.axes import AXES, Axes
 from hybrid_strategy.sweeping.grid import Choice
 from hybrid_strategy.sweeping.layouts import Space, check_values
@@ -69,7 +68,7 @@ def judge_of(config: RunConfig, settings: SweeperSettings, axes: Axes) -> Judge 
     shape = shape_of(config)
     if shape is None or not global_batch_size_of(config, 1):
         return None
-    numerics = numerics_of(config.precision.mode, config.optimizer.name, config.optimizer.momentum)
+    numerics = numerics_of_run(config)
     dominate = "activation_checkpoint" in axes.free
     return Judge(shape, config.cluster, numerics, settings.slack, dominate)
 
