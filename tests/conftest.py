@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,20 @@ _RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", 
 for _name in [each for each in os.environ if each in _RANKS or each.startswith(_LAUNCHERS)]:
     if _name not in _KEPT:
         del os.environ[_name]
+
+
+def _of_ranks() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name in _RANKS or name.startswith("TORCHELASTIC_")}
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_in_the_environment() -> Iterator[None]:
+    """What starts processes later would take them for ranks of a run that has ended, and wait for the others for ever."""
+    yield
+    left = _of_ranks()
+    for name in left:
+        del os.environ[name]
+    assert not left, f"the test leaves variables of ranks in the environment: {left}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gc
+import os
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
+from lightning.pytorch.demos.boring_classes import BoringModel
 
-from tests.support.ranks import run_ranks
+import hybrid_strategy  # noqa: F401 - the name `hybrid`
+from tests.support.ranks import environment_of, run_ranks
 from tests.support.training import Case, train_here
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -41,3 +45,22 @@ def test_process_groups_of_earlier_runs_are_freed(name: str) -> None:
     for rank in range(2):
         after = [each[rank] for each in found[1:]]
         assert after[-1] <= after[0], after
+
+
+def _left_in_the_environment() -> dict[str, str | None]:
+    for name in (*environment_of(0, 1, 0), "OMP_NUM_THREADS"):
+        os.environ.pop(name, None)
+    before = dict(os.environ)
+    quiet: dict[str, Any] = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    pl.Trainer(accelerator="cpu", devices=1, strategy="hybrid", max_steps=1, limit_val_batches=0, **quiet).fit(BoringModel())
+    return {name: os.environ.get(name) for name in {*before, *os.environ} if os.environ.get(name) != before.get(name)}
+
+
+def test_a_run_of_one_process_leaves_the_environment_alone() -> None:
+    """Else a process started afterwards is a rank of the run that has ended, and waits for the others."""
+    assert run_ranks(_left_in_the_environment, 1, process_group=False) == [{}]

@@ -66,8 +66,6 @@ def environment_of(rank: int, world_size: int, port: int) -> dict[str, str]:
 def _let_go() -> None:
     """Frees what the job left in reference cycles: process groups among it, whose threads go on until then."""
     gc.collect()
-    if not gc.get_freeze_count():
-        gc.freeze()  # the imported libraries are a million objects that need no second look
 
 
 def _serve(connection: Connection) -> None:
@@ -76,6 +74,7 @@ def _serve(connection: Connection) -> None:
 
     faulthandler.enable()  # a rank that dies in native code says where
     torch.set_num_threads(1)
+    gc.freeze()  # the imported libraries are a million objects that need no second look
     while True:
         try:
             job = connection.recv()

@@ -75,14 +75,17 @@ _GRADIENT, _SHARD = "data_context_parallel", "shard_context_parallel"
 """Flattened axes of the mesh, with context parallelism."""
 
 
-def build_mesh(layout: Layout, device_type: str) -> DeviceMesh:
-    """The mesh over `MESH_AXES`, with `data_parallel` as the flattened pair of replicate and shard."""
+def build_mesh(layout: Layout, device_type: str) -> tuple[DeviceMesh, dict[str, DeviceMesh]]:
+    """The mesh over `MESH_AXES`, and its flattened axes by name: `data_parallel` is the pair of replicate and shard.
+
+    A flattened axis is kept here, since torch warns (2.13) where it is asked of the mesh by its name.
+    """
     mesh = init_device_mesh(device_type, layout.axis_sizes, mesh_dim_names=MESH_AXES)
-    mesh["data_parallel_replicate", "data_parallel_shard"]._flatten("data_parallel")
+    pairs: dict[str, tuple[str, ...]] = {"data_parallel": ("data_parallel_replicate", "data_parallel_shard")}
     if layout.context_parallel_size > 1:
-        mesh["data_parallel_replicate", "data_parallel_shard", "context_parallel"]._flatten(_GRADIENT)
-        mesh["data_parallel_shard", "context_parallel"]._flatten(_SHARD)
-    return mesh
+        pairs[_GRADIENT] = ("data_parallel_replicate", "data_parallel_shard", "context_parallel")
+        pairs[_SHARD] = ("data_parallel_shard", "context_parallel")
+    return mesh, {name: mesh[axes]._flatten(name) for name, axes in pairs.items()}
 
 
 _BUILT: dict[tuple[Layout, torch.device], tuple[object, Groups]] = {}
@@ -100,11 +103,12 @@ def build_groups(layout: Layout, device: torch.device) -> Groups:
 
 
 def _build(layout: Layout, device: torch.device) -> Groups:
-    mesh = build_mesh(layout, device.type)
+    mesh, flattened = build_mesh(layout, device.type)
     rank = dist.get_rank()
 
     def group(axis: str) -> dist.ProcessGroup | None:
-        return mesh[axis].get_group() if mesh[axis].size() > 1 else None
+        along = flattened[axis] if axis in flattened else mesh[axis]
+        return along.get_group() if along.size() > 1 else None
 
     split = layout.context_parallel_size > 1
     upward = group("pipeline_parallel")

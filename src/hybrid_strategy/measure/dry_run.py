@@ -124,12 +124,15 @@ def _engine(run: DryRun, rank: int, mode: FakeTensorMode, boundary: Any) -> Iter
 
 def _axis_names(groups: Groups) -> Callable[[str], str]:
     names: dict[str, str] = {}  # where two axes have the same group, the later name is the bill's
-    data = ["data_parallel", "data_parallel_replicate", "data_parallel_shard"]
-    if groups.layout.sharding == "ddp":
-        data.reverse()
+    data = ["data_parallel_replicate", "data_parallel_shard"]
+    both: dict[str, str] = {} if groups.data is None else {str(groups.data.group_name): "data_parallel"}
+    if groups.layout.sharding != "ddp":
+        names.update(both)
     for axis in (*data, "tensor_parallel", "pipeline_parallel"):
         if groups.mesh[axis].size() > 1:
             names[groups.mesh[axis].get_group().group_name] = axis
+    if groups.layout.sharding == "ddp":
+        names.update(both)
     for group in groups.among.values():
         if group is not None:
             names[group.group_name] = "pipeline_parallel"

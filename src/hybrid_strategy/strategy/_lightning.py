@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -51,7 +52,11 @@ def backend_for(device: torch.device) -> str:
 
 
 def init_process_group(environment: ClusterEnvironment, backend: str, timeout: timedelta, device: torch.device) -> None:
+    """The default process group; the address of a world of one is nobody else's and does not stay in the environment."""
+    before = {name: os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT")}
     _init_dist_connection(environment, backend, timeout=timeout, device_id=None if device.type == "cpu" else device)
+    for name in [each for each, value in before.items() if value is None and environment.world_size() == 1]:
+        os.environ.pop(name, None)
 
 
 def sync_tensor(tensor: Tensor, group: Any, reduce_op: Any) -> Tensor:

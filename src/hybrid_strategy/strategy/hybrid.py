@@ -183,7 +183,7 @@ class HybridParallelStrategy(StopHooks):
         assert environment is not None  # set by the Trainer before
         self._layout = None
         _ = self.layout
-        if not environment.creates_processes_externally:
+        if not environment.creates_processes_externally and self.num_processes * self.num_nodes > 1:
             self._launcher = _lightning.make_script_launcher(environment, self.num_processes, self.num_nodes)
 
     # ---------------------------------------------------------------------------------------------------- set-up
