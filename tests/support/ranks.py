@@ -10,19 +10,25 @@ fails, its traceback is raised here; when a rank hangs, all workers are killed a
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import faulthandler
+import fcntl
 import gc
+import io
 import itertools
 import multiprocessing
 import os
+import pickle
 import socket
+import tempfile
 import time
 import traceback
 import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
@@ -35,15 +41,25 @@ class RankFailedError(AssertionError):
     """A rank raised; carries the traceback of the first rank that did."""
 
 
-_ports = itertools.count(10_000 + os.getpid() * 37 % 20_000)
+_ports = itertools.count(int.from_bytes(os.urandom(2), "big"))
+_taken: collections.deque[IO[str]] = collections.deque(maxlen=64)
 
 
 def free_port() -> int:
-    """A port of 10,000 to 32,000: below those that the system gives to connections, so that none takes it in the meantime."""
+    """A port of 10,000 to 32,000: below those that the system gives to connections, so that none takes it in the meantime.
+
+    Of several test processes that look for one at a time only one gets it: the last 64 of each are locked.
+    """
+    folder = Path(tempfile.gettempdir(), f"hybrid-strategy-test-ports-{os.getuid()}")
+    folder.mkdir(exist_ok=True)
     for number in _ports:
+        port = 10_000 + number % 22_000
+        lock = (folder / str(port)).open("w")
         with socket.socket() as sock, contextlib.suppress(OSError):
-            sock.bind(("127.0.0.1", 10_000 + number % 22_000))
-            return int(sock.getsockname()[1])
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            sock.bind(("127.0.0.1", port))
+            _taken.append(lock)
+            return port
     raise AssertionError("the count does not end")
 
 
@@ -66,6 +82,30 @@ def environment_of(rank: int, world_size: int, port: int) -> dict[str, str]:
 def _let_go() -> None:
     """Frees what the job left in reference cycles: process groups among it, whose threads go on until then."""
     gc.collect()
+
+
+class _Packer(pickle.Pickler):
+    """Plain tensors as their bytes: torch would hand over thousands of small ones through a file each."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        import torch
+
+        if type(obj) is not torch.Tensor or obj.requires_grad or obj.layout is not torch.strided or obj.device.type != "cpu":
+            return NotImplemented
+        data = obj.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return _unpacked, (data, obj.dtype, tuple(obj.shape))
+
+
+def _unpacked(data: bytes, dtype: Any, shape: tuple[int, ...]) -> Any:
+    import torch
+
+    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
+
+
+def _packed(value: Any) -> bytes:
+    stream = io.BytesIO()
+    _Packer(stream).dump(value)
+    return stream.getvalue()
 
 
 def _serve(connection: Connection) -> None:
@@ -96,9 +136,10 @@ def _serve(connection: Connection) -> None:
                 dist.destroy_process_group()
         _let_go()
         try:
-            connection.send(answer)
+            data = _packed(answer)
         except Exception:
-            connection.send((False, traceback.format_exc()))
+            data = _packed((False, traceback.format_exc()))
+        connection.send_bytes(data)
 
 
 def _start(count: int) -> None:
@@ -144,7 +185,7 @@ def run_ranks(
         for connection in ready:
             rank = pending.pop(connection)  # type: ignore[index]
             try:
-                good, value = connection.recv()  # type: ignore[union-attr]
+                good, value = pickle.loads(connection.recv_bytes())  # type: ignore[union-attr]
             except EOFError:
                 process = _workers[rank][0]
                 process.join(5)
@@ -162,7 +203,7 @@ def _collect_failures(pending: dict[Any, int]) -> list[tuple[int, str]]:
     failures = []
     for connection in wait(list(pending), timeout=1.0):
         try:
-            good, value = connection.recv()  # type: ignore[union-attr]
+            good, value = pickle.loads(connection.recv_bytes())  # type: ignore[union-attr]
         except EOFError:
             continue
         if not good:
