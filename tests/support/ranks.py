@@ -28,7 +28,7 @@ import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
@@ -42,7 +42,7 @@ class RankFailedError(AssertionError):
 
 
 _ports = itertools.count(int.from_bytes(os.urandom(2), "big"))
-_taken: collections.deque[IO[str]] = collections.deque(maxlen=64)
+_taken: collections.deque[int] = collections.deque()
 
 
 def free_port() -> int:
@@ -54,11 +54,12 @@ def free_port() -> int:
     folder.mkdir(exist_ok=True)
     for number in _ports:
         port = 10_000 + number % 22_000
-        lock = (folder / str(port)).open("w")
+        _taken.append(os.open(folder / str(port), os.O_CREAT | os.O_RDWR))
+        if len(_taken) > 64:
+            os.close(_taken.popleft())
         with socket.socket() as sock, contextlib.suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(_taken[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
             sock.bind(("127.0.0.1", port))
-            _taken.append(lock)
             return port
     raise AssertionError("the count does not end")
 

@@ -83,6 +83,7 @@ def test_parallel_sizes_are_the_layouts_of_the_world(points):
 
 def test_parallel_sizes_of_a_described_cluster_are_pruned_and_the_best_taken(points):
     cluster = ("sweeps=parallel_sizes", "cluster=h100_sxm", "cluster.num_nodes=2", "model=llama3_8b", "data.global_batch_size=64")
+    cluster += ("strategy.tensor_parallel_size=1,8", "strategy.pipeline_parallel_size=1,2")  # composing a point takes its time
     everything, _ = points(*cluster, "hydra.sweeper.prune=false")
     found, text = points(*cluster, "strategy.activation_checkpoint=full")
     assert 0 < len(found) < len(everything)
