@@ -151,6 +151,7 @@ def test_ctrl_c_saves_and_ends_a_run_within_5_seconds(folder: Path):
     _, err = parent.communicate(timeout=30)
     assert time.monotonic() - started < 5
     assert parent.returncode == 75
+    assert "SIGINT: stopping after the step at hand" in err
     assert "stopped by SIGINT after step " in err
     assert "resume: hybrid train " in err
     run_dir = Path(next(line for line in err.splitlines() if line.startswith("run folder: ")).partition(": ")[2])

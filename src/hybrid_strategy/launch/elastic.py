@@ -67,7 +67,11 @@ class Agent(LocalElasticAgent):
         return pids
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        self.stop_signal = self.stop_signal or number
+        if not self.stop_signal:
+            self.stop_signal = number
+            name = signal.Signals(number).name
+            text = f"\n{name}: stopping after the step at hand; {INSISTENCE} x Ctrl-C in all ends at once, without a checkpoint\n"
+            os.write(2, text.encode())  # a handler may come in the middle of a print
         self._interrupts += number == signal.SIGINT
         if self._interrupts >= INSISTENCE:
             raise SignalException("stopped at once", signal.Signals(number))
