@@ -46,6 +46,8 @@ def find(folder: str, name: str, key: str) -> Any:
         ConfigError: there is no such part; the message lists those there are.
     """
     known = parts(folder)
+    if name in known:
+        return known[name]
     for each, part in known.items():
         if each.lower() == str(name).lower():
             return part

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 
 SHOWN = 6
 
@@ -12,14 +13,15 @@ CHUNK = 4096
 """The fewest positions of a chunk of a sequence for which context parallelism is tried where it is not asked for."""
 
 
-def divisors(number: int) -> list[int]:
+@lru_cache(maxsize=4096)
+def divisors(number: int) -> tuple[int, ...]:
     """All divisors, ascending.
 
     >>> divisors(12)
-    [1, 2, 3, 4, 6, 12]
+    (1, 2, 3, 4, 6, 12)
     """
     small = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
-    return small + [number // each for each in reversed(small) if each * each != number]
+    return (*small, *(number // each for each in reversed(small) if each * each != number))
 
 
 def one_of(values: Iterable[object]) -> str:
@@ -66,7 +68,7 @@ def alone(sizes: Mapping[str, int], key: str, target: int, exact: bool) -> list[
     others = math.prod(size for name, size in sizes.items() if name != key)
     if target % others:
         return []
-    return [target // others] if exact else divisors(target // others)
+    return [target // others] if exact else list(divisors(target // others))
 
 
 def together(sizes: Mapping[str, int], target: int, exact: bool, count: int = 3) -> list[dict[str, int]]:

@@ -136,14 +136,13 @@ def check_layout(
     schedule = find_schedule(layout.schedule)
     splits = _tensor_divisors(shape, heads)
     layers = num_units if num_units is not None else shape.num_layers if shape else None
-    tensor_sizes = _tensor_sizes(layout, splits, gpus_per_node, world_follows)
     for refusal in (
         _ignored_refusal(layout),
         schedule.refuse(layout.pipeline_parallel_size, layout.stages_per_rank, batch.num_microbatches if batch else 1),
         _replicate_refusal(layout),
         not_yet(layout, schedule),
-        _heads_refusal(layout, splits, tensor_sizes, world_follows),
-        _node_refusal(layout, tensor_sizes, gpus_per_node),
+        _heads_refusal(layout, splits, gpus_per_node, world_follows),
+        _node_refusal(layout, splits, gpus_per_node, world_follows),
         _sequence_refusal(layout, shape),
         _stages_refusal(layout, layers, world_follows),
         batch_refusal(layout, batch) if batch else None,
@@ -230,10 +229,11 @@ def _crosses(tensor_size: int, world_size: int, gpus_per_node: int | None) -> bo
     return gpus_per_node is not None and world_size > gpus_per_node and gpus_per_node % tensor_size != 0
 
 
-def _heads_refusal(layout: Layout, splits: Mapping[str, int], valid: Sequence[int], world_follows: bool) -> Refusal | None:
+def _heads_refusal(layout: Layout, splits: Mapping[str, int], gpus_per_node: int | None, world_follows: bool) -> Refusal | None:
     size = layout.tensor_parallel_size
     for name, number in splits.items():
         if number % size:
+            valid = _tensor_sizes(layout, splits, gpus_per_node, world_follows)
             numbers = f"{size} does not divide {number}; {one_of(divisors(number))} would"
             where = f" ({layout.world_size} processes, pipeline_parallel_size {layout.pipeline_parallel_size})"
             advice = f"Set {one_of(nearest(valid, size))}{'' if world_follows else where}"
@@ -241,10 +241,11 @@ def _heads_refusal(layout: Layout, splits: Mapping[str, int], valid: Sequence[in
     return None
 
 
-def _node_refusal(layout: Layout, valid: Sequence[int], gpus_per_node: int | None) -> Refusal | None:
+def _node_refusal(layout: Layout, splits: Mapping[str, int], gpus_per_node: int | None, world_follows: bool) -> Refusal | None:
     size = layout.tensor_parallel_size
     if not _crosses(size, layout.world_size, gpus_per_node):
         return None
+    valid = _tensor_sizes(layout, splits, gpus_per_node, world_follows)
     rule = "a tensor-parallel group must stay inside one node, since it communicates in every layer"
     numbers = f"groups of {size} do not fit evenly into nodes of {gpus_per_node}"
     return "tensor_parallel_size", size, rule, numbers, f"Set {one_of(nearest(valid, size))}"

@@ -83,10 +83,9 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        product = 1
-        for size in self.axis_sizes:
-            product *= size
-        return product
+        replicas = self.replicate_size
+        shards = self.data_parallel_size // replicas
+        return self.pipeline_parallel_size * replicas * shards * self.context_parallel_size * self.tensor_parallel_size
 
     def coordinate(self, rank: int) -> Coordinate:
         """The coordinate of a global rank (row-major over `MESH_AXES`)."""
