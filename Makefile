@@ -10,6 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 ARGS ?=
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() + 1))')
 
 help: ## what can be made
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "make %-10s%s\n", $$1, $$2 }'
@@ -26,8 +27,8 @@ $(READY): pyproject.toml
 train: install ## the quickstart: a small GPT on real text, two pipeline ranks, a few minutes on two cores
 	$(BIN)/hybrid train experiment=quickstart $(ARGS)
 
-test: install ## the whole suite, a file on each core at a time
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+test: install ## the whole suite, a file a worker at a time: one more than cores, since ranks wait for each other
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 check: install ## format, lint, types, floors
 	$(BIN)/ruff format --check .
