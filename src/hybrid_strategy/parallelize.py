@@ -1,7 +1,7 @@
 """The only place where transforms meet, in their one order:
 
-cut into stages -> tensor (and sequence) parallel -> context parallel -> activation checkpoint -> data parallel / ZeRO
--> first values.
+cut into stages -> tensor (and sequence) parallel -> context parallel -> activation checkpoint -> compile -> data
+parallel / ZeRO -> first values.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.errors import ModelError, message
 from hybrid_strategy.parallel.activation_checkpoint import checkpoint_units
+from hybrid_strategy.parallel.compiled import compile_units
 from hybrid_strategy.parallel.context.gate import check_units, close_for_sending, open_received, put_context_gates
 from hybrid_strategy.parallel.context.region import ContextRegion
 from hybrid_strategy.parallel.materialise import Initialiser, check_buffers
@@ -107,7 +108,7 @@ def parallelize(
     _split_sequences(root, plan, groups, absent, recomputed, context)
     if absent:
         put_gates(root, units, absent, context)
-    checkpoint_units([root.get_submodule(name) for name in recomputed], groups.layout.activation_checkpoint)
+    _rewrap(root, recomputed, _compiled(root, plan, absent) if groups.layout.compile else [], groups.layout.activation_checkpoint)
     for holders in sorted(set(names.holders.values())):
         groups.make_group_among(holders)
     describe = Describe(groups, {f"{prefix}{name}": shard for name, shard in shards.items()}, names)
@@ -270,7 +271,7 @@ def _recomputed(root: nn.Module, plan: ParallelPlan, absent: set[str], kind: str
     """Names of the units that are recomputed in backward."""
     if kind == "none":
         return []
-    patterns = plan.checkpoint_units or tuple(unit for unit in plan.units if "*" in unit)
+    patterns = _layers(plan)
     if not patterns:
         raise ModelError(
             message(
@@ -282,6 +283,34 @@ def _recomputed(root: nn.Module, plan: ParallelPlan, absent: set[str], kind: str
             )
         )
     return find_units_present(root, patterns, absent)
+
+
+def _rewrap(root: nn.Module, recomputed: Sequence[str], compiled: Sequence[str], kind: str) -> None:
+    """Recomputation and compilation of units; `selective` looks at operations, so it must be inside of what is compiled."""
+    inner = [root.get_submodule(name) for name in compiled]
+    outer = [root.get_submodule(name) for name in recomputed]
+    if kind == "selective":
+        checkpoint_units(outer, kind)
+        compile_units(inner, whole=True)
+    else:
+        compile_units(inner, whole=False)
+        checkpoint_units(outer, kind)
+
+
+def _compiled(root: nn.Module, plan: ParallelPlan, absent: set[str]) -> list[str]:
+    """Names of the units that are compiled: those that would be recomputed, else all."""
+    patterns = _layers(plan) or plan.units
+    if not patterns:
+        rule = f"{type(root).__name__} does not say what its layers are"
+        numbers = f"its children are {', '.join(name for name, _ in root.named_children())}"
+        advice = "Give it parallel_plan() with units or checkpoint_units, or set false"
+        raise ModelError(message("compile", True, rule, numbers, advice))
+    return find_units_present(root, patterns, absent)
+
+
+def _layers(plan: ParallelPlan) -> tuple[str, ...]:
+    """Patterns of what the model repeats."""
+    return plan.checkpoint_units or tuple(unit for unit in plan.units if "*" in unit)
 
 
 def _to_device(module: nn.Module, device: torch.device) -> None:

@@ -29,8 +29,9 @@ AXES = (
     "num_microbatches",
     "micro_batch_size",
     "activation_checkpoint",
+    "compile",
 )
-"""Settings of the strategy that the planner may choose."""
+"""Settings of the strategy that make the layout; all but `compile` may be left to the planner."""
 
 _DEFAULTS: dict[str, Any] = {each.name: each.default for each in fields(StrategySettings)}
 

@@ -64,7 +64,8 @@ def _described(layout: Layout, stage_cuts: tuple[int, ...] | None) -> str:
     cuts = "" if stage_cuts is None else f", stage_cuts={stage_cuts}"
     pipeline = f", {layout.schedule}, {layout.stages_per_rank} stages a rank" if layout.pipeline_parallel_size > 1 else ""
     replicas = f", {layout.replicate_size} replicas of a shard group" if layout.sharding != "ddp" else ""
-    return f"{layout.name}{replicas}{pipeline}, activation checkpoint {layout.activation_checkpoint}{cuts}"
+    compiled = ", layers compiled" if layout.compile else ""
+    return f"{layout.name}{replicas}{pipeline}, activation checkpoint {layout.activation_checkpoint}{compiled}{cuts}"
 
 
 def _refusal(module: pl.LightningModule, numbers: str) -> str:

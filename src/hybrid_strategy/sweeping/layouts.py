@@ -184,6 +184,7 @@ def _batches(space: Space, sizes: Layout, values: dict[str, Any]) -> Iterator[Fo
             tensor_parallel_size=sizes.tensor_parallel_size,
             pipeline_parallel_size=sizes.pipeline_parallel_size,
             context_parallel_size=sizes.context_parallel_size,
+            compile=bool(space.axes.fixed.get("compile")),
             **tried,
         )
     except LayoutError as error:
