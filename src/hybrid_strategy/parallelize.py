@@ -13,13 +13,12 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._dynamo import OptimizedModule
 from torch.distributed.tensor import DTensor
 
 from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.errors import ModelError, message
 from hybrid_strategy.parallel.activation_checkpoint import checkpoint_units
-from hybrid_strategy.parallel.compiled import compile_units
+from hybrid_strategy.parallel.compiled import compile_units, refuse_compiled
 from hybrid_strategy.parallel.context.gate import check_units, close_for_sending, open_received, put_context_gates
 from hybrid_strategy.parallel.context.region import ContextRegion
 from hybrid_strategy.parallel.materialise import Initialiser, check_buffers
@@ -32,7 +31,6 @@ from hybrid_strategy.parallel.tensor.check import assign_styles
 from hybrid_strategy.planning.balance import cut_units, layer_like, parameter_costs
 from hybrid_strategy.planning.layouts import check_layout, find_schedule
 from hybrid_strategy.registry import find
-from hybrid_strategy.spec.layout import Layout
 from hybrid_strategy.spec.parallel_plan import ParallelPlan, matches
 
 
@@ -146,23 +144,6 @@ def refuse_own_parallelism(module: nn.Module) -> None:
                 "Leave that out of configure_model and give the module parallel_plan(), or use Lightning's ModelParallelStrategy"
             )
             raise ModelError(message("module", name, rule, f"its placements are {parameter.placements}", advice))
-
-
-def refuse_compiled(module: nn.Module, layout: Layout) -> None:
-    """Refuses compiled modules where their calls are changed afterwards: compiled code would go past the change.
-
-    Raises:
-        ModelError: a module was given to `torch.compile`, and layers are cut, sliced or gathered, or their sequences are.
-    """
-    gathers = layout.sharding == "zero3" and layout.state_shards > 1
-    inner = layout.pipeline_parallel_size * layout.tensor_parallel_size * layout.context_parallel_size
-    if inner == 1 and not gathers:
-        return
-    for name, each in module.named_modules():
-        if isinstance(each, OptimizedModule) or each._compiled_call_impl is not None:
-            rule = "compiled code would not see that its layers are cut, sliced or gathered"
-            numbers, advice = f"The layout is {layout.name}", "Leave torch.compile out, or use ddp, zero1 or zero2 alone"
-            raise ModelError(message("torch.compile", name or type(module).__name__, rule, numbers, advice))
 
 
 def agree_on_values(module: nn.Module) -> None:

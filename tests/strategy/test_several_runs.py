@@ -6,10 +6,14 @@ import gc
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
+from torch.utils.data import DataLoader
 
+from hybrid_strategy import HybridParallelStrategy
+from hybrid_strategy.errors import ConfigError
 from tests.support.ranks import run_ranks
-from tests.support.training import Case, train_here
+from tests.support.training import Case, TinyLM, Tokens, train_here
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "ddp": {},
@@ -41,3 +45,23 @@ def test_process_groups_of_earlier_runs_are_freed(name: str) -> None:
     for rank in range(2):
         after = [each[rank] for each in found[1:]]
         assert after[-1] <= after[0], after
+
+
+def _begun_twice(path: str) -> str:
+    """What a second Trainer says to initial weights for the module of a first."""
+    module = TinyLM()
+    loader = DataLoader(Tokens(8), batch_size=8)
+    for strategy in (HybridParallelStrategy(), HybridParallelStrategy(initial_weights=path)):
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+        trainer = pl.Trainer(accelerator="cpu", devices=1, strategy=strategy, max_steps=1, limit_val_batches=0, **quiet)
+        try:
+            trainer.fit(module, loader)
+        except ConfigError as error:
+            return str(error)
+    return ""
+
+
+def test_a_second_trainer_refuses_initial_weights_that_it_would_ignore() -> None:
+    (text,) = run_ranks(_begun_twice, 1, "weights.safetensors", process_group=False)
+    assert text.startswith("initial_weights is 'weights.safetensors': an earlier Trainer has given the module its weights")
+    assert text.endswith("Leave it out of all but the first Trainer, or build the module anew.")

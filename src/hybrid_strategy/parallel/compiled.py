@@ -8,15 +8,18 @@ Layers that run the same code share what was compiled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo import OptimizedModule, config
 from torch._dynamo.exc import Unsupported
 
 from hybrid_strategy.errors import ModelError, message
+from hybrid_strategy.spec.layout import Layout
 
 BACKEND = "inductor"
 
@@ -35,6 +38,7 @@ def compile_units(units: Sequence[nn.Module], whole: bool) -> None:
     """
     settings: dict[str, Any] = {"backend": BACKEND, "options": _OPTIONS if BACKEND == "inductor" else None, "fullgraph": whole}
     settings["recompile_limit"] = _VARIANTS * len(units)  # they share one code, and may differ in a number that it reads
+    config.skip_nnmodule_hook_guards = False  # else hooks that come or go later, on modules within a layer, are not noticed
     for unit in units:
         forward = torch.compile(unit.forward, **settings)
         unit.forward = _explained(forward, type(unit).__name__) if whole else forward
@@ -54,3 +58,27 @@ def _explained(forward: Callable[..., Any], layer: str) -> Callable[..., Any]:
             raise ModelError(message("compile", True, rule, numbers, advice)) from error
 
     return explained
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Runs layers as they are written meanwhile, so that hooks see what goes on inside of them without a compilation for it."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def refuse_compiled(module: nn.Module, layout: Layout) -> None:
+    """Refuses compiled modules where their calls are changed afterwards: compiled code would go past the change.
+
+    Raises:
+        ModelError: a module was given to `torch.compile`, and layers are cut, sliced or gathered, or their sequences are.
+    """
+    gathers = layout.sharding == "zero3" and layout.state_shards > 1
+    inner = layout.pipeline_parallel_size * layout.tensor_parallel_size * layout.context_parallel_size
+    if inner == 1 and not gathers:
+        return
+    for name, each in module.named_modules():
+        if isinstance(each, OptimizedModule) or each._compiled_call_impl is not None:
+            rule = "compiled code would not see that its layers are cut, sliced or gathered"
+            numbers, advice = f"The layout is {layout.name}", "Leave torch.compile out, or use ddp, zero1 or zero2 alone"
+            raise ModelError(message("torch.compile", name or type(module).__name__, rule, numbers, advice))

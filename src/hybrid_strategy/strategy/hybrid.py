@@ -219,7 +219,7 @@ class HybridParallelStrategy(StopHooks):
         _lightning.leave_samplers_alone(trainer)
         module = self._user_module()
         if self._made_of is not module:
-            before = recall(module, self.layout, self.options.stage_cuts)
+            before = recall(module, self.layout, self.options)
             self._parallelize(module) if before is None else self._go_on_with(module, before)
         dtype = self.options.reduce_dtype
         self.made.sharding.reduce_dtype = None if dtype is None else getattr(torch, dtype)

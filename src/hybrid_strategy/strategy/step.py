@@ -15,6 +15,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 from hybrid_strategy.distributed.groups import Groups
+from hybrid_strategy.parallel.compiled import uncompiled
 from hybrid_strategy.parallel.frozen import ThawWatch
 from hybrid_strategy.parallel.parameters import Slot
 from hybrid_strategy.parallel.player import Player
@@ -190,7 +191,7 @@ class StepEngine:
         call = replace(self._last_call, kind="validate")
         cut = self._cut(call)
         play = Play(call, Cut(cut.micro_batches, [0] * len(cut.rows)), 1.0, 1.0)
-        with torch.no_grad():
+        with torch.no_grad(), uncompiled():
             self._run(play, train=False)
         self.router.recorder.take()
         rows = [tuple(range(end - count, end)) for end, count in zip(accumulate(cut.rows), cut.rows, strict=True)]
