@@ -44,9 +44,6 @@ class Chain:
             return loss
         return {"x": out, "ignored": out * 2, "number": torch.tensor([stage])}
 
-    def weights(self, stage: int) -> list[nn.Parameter]:
-        return [each for each in self.layers[stage].parameters() if each.requires_grad]
-
     def before_backward(self, stage: int, micro_batch: int) -> None:
         pass
 

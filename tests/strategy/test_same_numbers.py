@@ -58,6 +58,8 @@ def test_same_numbers_as_one_process(name: str, reference: list[dict[str, Any]])
 RECOMPUTED = [
     *((name, kind) for name in ("dp2_zero3", "tp2_sequence_parallel", "pp2_1f1b") for kind in ("selective", "full")),
     ("pp2_interleaved_zero_bubble", "full"),
+    ("pp2_zbv", "selective"),
+    ("dp2_pp2_zbv_zero1", "selective"),
 ]
 
 

@@ -9,9 +9,6 @@ WEIGHT_PASS_SHARDINGS = ("ddp", "zero1", "zero2")
 """Shardings under which a split backward is right: the gradient is whole only after the last weight pass, and `zero3` frees
 and gathers the weights around every backward pass."""
 
-WEIGHT_PASS_CHECKPOINTS = ("none", "full")
-"""What can be recomputed under a split backward: torch lets a selectively recomputed region be differentiated only once."""
-
 
 def not_yet(layout: Layout, schedule: Schedule) -> Refusal | None:
     """The first thing in `layout` that is planned for but not available; None when there is none."""
@@ -27,10 +24,6 @@ def _split_refusal(layout: Layout, schedule: Schedule) -> Refusal | None:
         allowed = ", ".join(WEIGHT_PASS_SHARDINGS[:-1])
         advice = f"Set {allowed} or {WEIGHT_PASS_SHARDINGS[-1]}, or schedule=Interleaved1F1B"
         return "sharding", layout.sharding, rule, numbers, advice
-    if layout.activation_checkpoint not in WEIGHT_PASS_CHECKPOINTS:
-        numbers = "That schedule splits the backward pass in two, and such a region can be gone through only once"
-        advice = f"Set {' or '.join(WEIGHT_PASS_CHECKPOINTS)}, or schedule=Interleaved1F1B"
-        return "activation_checkpoint", layout.activation_checkpoint, rule, numbers, advice
     if layout.compile:
         numbers = "That schedule splits the backward pass in two, and compiled code makes all gradients of a layer in one go"
         return "compile", True, rule, numbers, "Set false, or schedule=Interleaved1F1B"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor, nn
+from torch import Tensor
 
 from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.parallel.compiled import uncompiled
@@ -214,9 +214,6 @@ class StepEngine:
         except StageOutput as leaving:
             return leaving.value
         return self._finish_forward(play, output, micro_batch)
-
-    def weights(self, stage: int) -> list[nn.Parameter]:
-        return [slot.parameter for slot in self.made.stage_slots[stage] if slot.parameter.requires_grad]
 
     def before_backward(self, stage: int, micro_batch: int) -> None:
         if (stage, micro_batch) in self._last_backwards:
