@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -43,6 +44,12 @@ class Chain:
             self.losses.append(loss.item())
             return loss
         return {"x": out, "ignored": out * 2, "number": torch.tensor([stage])}
+
+    def first_half(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def before_weight(self, weight: nn.Parameter) -> None:
+        pass
 
     def before_backward(self, stage: int, micro_batch: int) -> None:
         pass

@@ -7,11 +7,11 @@ The player knows nothing of models: a `StageRunner` runs a stage's forward pass,
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hybrid_strategy.parallel.routes import RankRoutes, Route, rank_routes
 from hybrid_strategy.parallel.split_backward import WeightWork, backward_input, backward_weight, weights_later
@@ -26,6 +26,12 @@ class StageRunner(Protocol):
 
     def forward(self, stage: int, micro_batch: int, received: Any) -> Any:
         """The stage's output: a nested value of tensors to hand on, or on the last stage the scalar to differentiate."""
+
+    def first_half(self) -> AbstractContextManager[None]:
+        """Around the first half of a split backward pass, which leaves gradients of weights incomplete."""
+
+    def before_weight(self, weight: nn.Parameter) -> None:
+        """Called in a weight pass before the gradient of one that waited for it is made."""
 
     def before_backward(self, stage: int, micro_batch: int) -> None:
         """Called before the pass that makes the gradients of this stage's weights."""
@@ -186,7 +192,8 @@ class _Run:
     def _backward_input(self, cell: Cell) -> None:
         held = self.held[cell.stage, cell.micro_batch]
         gradients = self._output_gradients(cell, held.outputs)
-        held.weight_work = backward_input(held.outputs, gradients, held.inputs)
+        with self.runner.first_half():
+            held.weight_work = backward_input(held.outputs, gradients, held.inputs)
         self._return_gradients(cell, held.inputs)
         held.inputs, held.outputs = [], []
 
@@ -194,5 +201,5 @@ class _Run:
         held = self.held.pop((cell.stage, cell.micro_batch))
         self.runner.before_backward(cell.stage, cell.micro_batch)
         if held.weight_work is not None:
-            backward_weight(held.weight_work)
+            backward_weight(held.weight_work, self.runner.before_weight)
         self.runner.after_backward(cell.stage, cell.micro_batch)

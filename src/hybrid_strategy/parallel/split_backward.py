@@ -70,16 +70,17 @@ def _leaves(outputs: list[Tensor]) -> list[Tensor]:
     return list(leaves.values())
 
 
-def backward_weight(work: WeightWork) -> None:
-    """Gradients of the weights, added to their `.grad`."""
+def backward_weight(work: WeightWork, coming: Callable[[nn.Parameter], None] = lambda weight: None) -> None:
+    """Gradients of the weights, added to their `.grad`; `coming` is told of each that waited, in a backward pass's order."""
     if work.outputs:
         torch.autograd.backward(work.outputs, work.gradients)
     of_weight: dict[nn.Parameter, list[tuple[Tensor, Tensor]]] = {}
     for weight, x, gradient in work.products:
         of_weight.setdefault(weight, []).append((x, gradient))
     work.products.clear()
-    while of_weight:  # in the order of an ordinary backward pass; what has been multiplied is given up
+    while of_weight:  # what has been multiplied is given up
         weight = next(iter(of_weight))
+        coming(weight)
         first, *others = (_product(x, gradient).to(weight.dtype) for x, gradient in of_weight.pop(weight))
         torch.autograd.backward(weight, sum(others, first))  # through hooks on the weight, once
 

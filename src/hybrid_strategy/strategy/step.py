@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import timedelta
 from itertools import accumulate
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
+from torch import Tensor, nn
 
 from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.parallel.compiled import uncompiled
@@ -214,6 +215,12 @@ class StepEngine:
         except StageOutput as leaving:
             return leaving.value
         return self._finish_forward(play, output, micro_batch)
+
+    def first_half(self) -> AbstractContextManager[None]:
+        return self.made.sharding.first_half()
+
+    def before_weight(self, weight: nn.Parameter) -> None:
+        self.made.sharding.before_weight(weight)
 
     def before_backward(self, stage: int, micro_batch: int) -> None:
         if (stage, micro_batch) in self._last_backwards:
