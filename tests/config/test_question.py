@@ -35,6 +35,7 @@ def test_what_differs_or_is_named_is_fixed() -> None:
     assert _fixed("strategy=tp2_pp2") == {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
     assert _fixed("strategy.tensor_parallel_size=1", "strategy.sharding=ddp") == {"tensor_parallel_size": 1, "sharding": "ddp"}
     assert _fixed("strategy=auto") == {}
+    assert _fixed("strategy=auto", "strategy.compile=true") == {"compile": True}
     assert _fixed("strategy=auto", "strategy.schedule=GPipe") == {"schedule": "GPipe"}
     assert _fixed("strategy.pipeline_parallel_size=2", "strategy.stage_cuts=[4]")["stage_layers"] == (3, 5)
 

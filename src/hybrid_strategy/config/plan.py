@@ -29,7 +29,7 @@ _FULL_KEYS = {each.name: f"strategy.{each.name}" for each in fields(StrategySett
     "sequence_length": "model.sequence_length",
     "world_size": "cluster.devices",
 }
-_LAYOUT = tuple(axis for axis in AXES if axis not in ("num_microbatches", "micro_batch_size"))
+_LAYOUT = (*(axis for axis in AXES if axis not in ("num_microbatches", "micro_batch_size")), "compile")
 _KEY = re.compile(rf"(?<![\w.])({'|'.join(_FULL_KEYS)})(?==| is )")
 _PROCESSES = re.compile(r"start ([\d, or]+) process(es)?")
 

@@ -186,6 +186,7 @@ def _sizes(question: Question) -> Iterator[tuple[Layout, int]]:
                     pipeline_parallel_size=pipeline,
                     context_parallel_size=context,
                     sequence_parallel=tensor > 1 and bool(question.fixed.get("sequence_parallel", True)),
+                    compile=bool(question.fixed.get("compile")),
                 )
                 yield from _scheduled(question, base)
 
