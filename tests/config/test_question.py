@@ -48,6 +48,7 @@ def test_auto_takes_the_planners_choice() -> None:
     assert "the planner's choice among" in planned.plan.reasons[-1]
     fixed = plan_of(run_config(Source((*BIG, "strategy=auto", "strategy.tensor_parallel_size=4")))).plan.layout
     assert fixed.tensor_parallel_size == 4
+    assert plan_of(run_config(Source((*BIG, "strategy=auto", "strategy.compile=true")))).plan.layout.compile
     free = ("strategy.sharding=auto", "strategy.activation_checkpoint=auto")
     one = plan_of(run_config(Source((*BIG, *free)))).plan.layout
     assert (one.tensor_parallel_size, one.pipeline_parallel_size) == (1, 1)
