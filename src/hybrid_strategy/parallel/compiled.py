@@ -53,11 +53,18 @@ def _explained(forward: Callable[..., Any], layer: str) -> Callable[..., Any]:
             return forward(*args, **kwargs)
         except Unsupported as error:
             rule = "with activation_checkpoint=selective every layer must compile as one graph"
-            numbers = f"{layer}: {str(error).strip().splitlines()[0]}"
+            numbers = f"{layer}: {_cause(error)}"
             advice = "Set false, or activation_checkpoint=full or none"
             raise ModelError(message("compile", True, rule, numbers, advice)) from error
 
     return explained
+
+
+def _cause(error: Exception) -> str:
+    """The first line of torch's long text, and the line that says what it met."""
+    first, *rest = (line.strip() for line in str(error).strip().splitlines())
+    context = next((line.partition(": ")[2] for line in rest if line.startswith("Developer debug context: ")), "")
+    return f"{first} ({context})" if context else first
 
 
 @contextmanager
