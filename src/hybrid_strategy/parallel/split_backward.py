@@ -49,7 +49,7 @@ def backward_input(outputs: list[Tensor], gradients: list[Tensor | None], inputs
         # told what is wanted, autograd leaves alone the weights that get nothing yet, and the hooks on them
         torch.autograd.backward(outputs, gradients, inputs=_leaves(outputs))
     finally:
-        _open.remove(work)
+        _open.pop()
     return work
 
 
@@ -63,7 +63,7 @@ def _leaves(outputs: list[Tensor]) -> list[Tensor]:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if hasattr(node, "variable"):
+        if node.name() == "torch::autograd::AccumulateGrad":
             leaves[id(node.variable)] = node.variable
         aside = getattr(node, "can_wait", False)
         todo += [each for index, (each, _) in enumerate(node.next_functions) if not (aside and index == _WEIGHT)]
