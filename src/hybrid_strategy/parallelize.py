@@ -1,7 +1,7 @@
 """The only place where transforms meet, in their one order:
 
-cut into stages -> tensor (and sequence) parallel -> context parallel -> activation checkpoint -> data parallel / ZeRO
--> first values.
+cut into stages -> tensor (and sequence) parallel -> context parallel -> activation checkpoint -> compile -> data
+parallel / ZeRO -> first values.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._dynamo import OptimizedModule
 from torch.distributed.tensor import DTensor
 
 from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.errors import ModelError, message
 from hybrid_strategy.parallel.activation_checkpoint import checkpoint_units
+from hybrid_strategy.parallel.compiled import compile_units, refuse_compiled
 from hybrid_strategy.parallel.context.gate import check_units, close_for_sending, open_received, put_context_gates
 from hybrid_strategy.parallel.context.region import ContextRegion
 from hybrid_strategy.parallel.materialise import Initialiser, check_buffers
@@ -31,7 +31,6 @@ from hybrid_strategy.parallel.tensor.check import assign_styles
 from hybrid_strategy.planning.balance import cut_units, layer_like, parameter_costs
 from hybrid_strategy.planning.layouts import check_layout, find_schedule
 from hybrid_strategy.registry import find
-from hybrid_strategy.spec.layout import Layout
 from hybrid_strategy.spec.parallel_plan import ParallelPlan, matches
 
 
@@ -107,7 +106,7 @@ def parallelize(
     _split_sequences(root, plan, groups, absent, recomputed, context)
     if absent:
         put_gates(root, units, absent, context)
-    checkpoint_units([root.get_submodule(name) for name in recomputed], groups.layout.activation_checkpoint)
+    _rewrap(root, recomputed, _compiled(root, plan, absent) if groups.layout.compile else [], groups.layout.activation_checkpoint)
     for holders in sorted(set(names.holders.values())):
         groups.make_group_among(holders)
     describe = Describe(groups, {f"{prefix}{name}": shard for name, shard in shards.items()}, names)
@@ -145,23 +144,6 @@ def refuse_own_parallelism(module: nn.Module) -> None:
                 "Leave that out of configure_model and give the module parallel_plan(), or use Lightning's ModelParallelStrategy"
             )
             raise ModelError(message("module", name, rule, f"its placements are {parameter.placements}", advice))
-
-
-def refuse_compiled(module: nn.Module, layout: Layout) -> None:
-    """Refuses compiled modules where their calls are changed afterwards: compiled code would go past the change.
-
-    Raises:
-        ModelError: a module was given to `torch.compile`, and layers are cut, sliced or gathered, or their sequences are.
-    """
-    gathers = layout.sharding == "zero3" and layout.state_shards > 1
-    inner = layout.pipeline_parallel_size * layout.tensor_parallel_size * layout.context_parallel_size
-    if inner == 1 and not gathers:
-        return
-    for name, each in module.named_modules():
-        if isinstance(each, OptimizedModule) or each._compiled_call_impl is not None:
-            rule = "compiled code would not see that its layers are cut, sliced or gathered"
-            numbers, advice = f"The layout is {layout.name}", "Leave torch.compile out, or use ddp, zero1 or zero2 alone"
-            raise ModelError(message("torch.compile", name or type(module).__name__, rule, numbers, advice))
 
 
 def agree_on_values(module: nn.Module) -> None:
@@ -270,7 +252,7 @@ def _recomputed(root: nn.Module, plan: ParallelPlan, absent: set[str], kind: str
     """Names of the units that are recomputed in backward."""
     if kind == "none":
         return []
-    patterns = plan.checkpoint_units or tuple(unit for unit in plan.units if "*" in unit)
+    patterns = _layers(plan)
     if not patterns:
         raise ModelError(
             message(
@@ -282,6 +264,34 @@ def _recomputed(root: nn.Module, plan: ParallelPlan, absent: set[str], kind: str
             )
         )
     return find_units_present(root, patterns, absent)
+
+
+def _rewrap(root: nn.Module, recomputed: Sequence[str], compiled: Sequence[str], kind: str) -> None:
+    """Recomputation and compilation of units; `selective` looks at operations, so it must be inside of what is compiled."""
+    inner = [root.get_submodule(name) for name in compiled]
+    outer = [root.get_submodule(name) for name in recomputed]
+    if kind == "selective":
+        checkpoint_units(outer, kind)
+        compile_units(inner, whole=True)
+    else:
+        compile_units(inner, whole=False)
+        checkpoint_units(outer, kind)
+
+
+def _compiled(root: nn.Module, plan: ParallelPlan, absent: set[str]) -> list[str]:
+    """Names of the units that are compiled: those that would be recomputed, else all."""
+    patterns = _layers(plan) or plan.units
+    if not patterns:
+        rule = f"{type(root).__name__} does not say what its layers are"
+        numbers = f"its children are {', '.join(name for name, _ in root.named_children())}"
+        advice = "Give it parallel_plan() with units or checkpoint_units, or set false"
+        raise ModelError(message("compile", True, rule, numbers, advice))
+    return find_units_present(root, patterns, absent)
+
+
+def _layers(plan: ParallelPlan) -> tuple[str, ...]:
+    """Patterns of what the model repeats."""
+    return plan.checkpoint_units or tuple(unit for unit in plan.units if "*" in unit)
 
 
 def _to_device(module: nn.Module, device: torch.device) -> None:

@@ -35,6 +35,7 @@ def test_what_differs_or_is_named_is_fixed() -> None:
     assert _fixed("strategy=tp2_pp2") == {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
     assert _fixed("strategy.tensor_parallel_size=1", "strategy.sharding=ddp") == {"tensor_parallel_size": 1, "sharding": "ddp"}
     assert _fixed("strategy=auto") == {}
+    assert _fixed("strategy=auto", "strategy.compile=true") == {"compile": True}
     assert _fixed("strategy=auto", "strategy.schedule=GPipe") == {"schedule": "GPipe"}
     assert _fixed("strategy.pipeline_parallel_size=2", "strategy.stage_cuts=[4]")["stage_layers"] == (3, 5)
 
@@ -47,6 +48,7 @@ def test_auto_takes_the_planners_choice() -> None:
     assert "the planner's choice among" in planned.plan.reasons[-1]
     fixed = plan_of(run_config(Source((*BIG, "strategy=auto", "strategy.tensor_parallel_size=4")))).plan.layout
     assert fixed.tensor_parallel_size == 4
+    assert plan_of(run_config(Source((*BIG, "strategy=auto", "strategy.compile=true")))).plan.layout.compile
     free = ("strategy.sharding=auto", "strategy.activation_checkpoint=auto")
     one = plan_of(run_config(Source((*BIG, *free)))).plan.layout
     assert (one.tensor_parallel_size, one.pipeline_parallel_size) == (1, 1)

@@ -1,6 +1,6 @@
 """Prints the contract's table: item x layout, same / refused / different.
 
-`python -m tests.contract [item or number of a point] [layout]`
+`python -m tests.contract [item, number of a point or "all"] [layout]`
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def show(text: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    items = [name for name, item in all_items().items() if not arguments or arguments[0] in (str(item.point), name)]
+    items = [name for name, item in all_items().items() if not arguments or arguments[0] in (str(item.point), name, "all")]
     layouts = [name for name in LAYOUTS if len(arguments) < 2 or arguments[1] == name]
     width = max(len(name) for name in items) + 3
     show(" " * (width + 1) + "".join(f"{name:<17}" for name in layouts) + "\n")

@@ -30,7 +30,7 @@ from tests.contract.models import VOCAB, LossRecorder, Module, Rows, loader, mak
 
 SPLIT = [name for name, layout in LAYOUTS.items() if layout.sharded or layout.tensor_parallel or layout.pipelined]
 
-CHANGED = [name for name in SPLIT if name != "dp2_zero1"]
+CHANGED = [name for name, layout in LAYOUTS.items() if layout.context_parallel or (name in SPLIT and name != "dp2_zero1")]
 
 HOOKS = [name for name in dir(pl.Callback) if name.startswith("on_") and name not in ("on_exception",)]
 MODULE_HOOKS = [name for name in dir(pl.LightningModule) if name.startswith("on_") and hasattr(pl.LightningModule, name)]

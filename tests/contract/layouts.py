@@ -32,6 +32,10 @@ class ContractLayout:
         return (self.strategy or {}).get("tensor_parallel_size", 1) > 1
 
     @property
+    def context_parallel(self) -> bool:
+        return (self.strategy or {}).get("context_parallel_size", 1) > 1
+
+    @property
     def sharded(self) -> bool:
         return "sharding" in (self.strategy or {})
 
@@ -48,6 +52,7 @@ LAYOUTS = {
         ContractLayout("dp2_zero1", 2, 2, {"sharding": "zero1", "num_microbatches": 2}),
         ContractLayout("dp2_zero3", 2, 2, {"sharding": "zero3", "num_microbatches": 2}),
         ContractLayout("tp2", 2, 1, {"tensor_parallel_size": 2}),
+        ContractLayout("cp2", 2, 1, {"context_parallel_size": 2, "num_microbatches": 2}),
         ContractLayout("pp2_1f1b", 2, 1, {**_PIPELINE, "schedule": "1F1B"}),
         ContractLayout("pp2_interleaved", 2, 1, {**_PIPELINE, "schedule": "Interleaved1F1B"}),
         ContractLayout("pp2_zbv", 2, 1, {**_PIPELINE, "schedule": "ZBVZeroBubble"}),

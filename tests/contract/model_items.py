@@ -17,6 +17,7 @@ from tests.contract.layouts import LAYOUTS, ContractLayout
 from tests.contract.models import LossRecorder, make_trainer
 
 PIPELINED = [name for name, layout in LAYOUTS.items() if layout.pipelined]
+CONTEXT = [name for name, layout in LAYOUTS.items() if layout.context_parallel]
 TENSOR = [name for name, layout in LAYOUTS.items() if layout.tensor_parallel]
 
 
@@ -66,16 +67,17 @@ def _item(name: str, kind: type[nn.Module], refused: Any, images: bool = False, 
     return Item(name, 8, partial(_train, kind, images, pair, planned), refused=refused)
 
 
+NO_SEQUENCES = dict.fromkeys(CONTEXT, "context_parallel_size is 2")
 NO_RULES = dict.fromkeys(TENSOR, "ParallelPlan(tensor={")
 NO_UNITS = {**dict.fromkeys(PIPELINED, "ParallelPlan(units=("), **dict.fromkeys(TENSOR, "ParallelPlan(")}
 
 ITEMS = [
     _item("own_transformer", own_models.Transformer, {}),
-    _item("own_convolutions", own_models.ConvNet, NO_RULES, images=True),
-    _item("own_mixer", own_models.Mixer, {}, images=True),
+    _item("own_convolutions", own_models.ConvNet, {**NO_RULES, **NO_SEQUENCES}, images=True),
+    _item("own_mixer", own_models.Mixer, NO_SEQUENCES, images=True),
     _item("own_encoder_decoder", own_models.EncoderDecoder, {}, pair=True),
     _item("transformer_without_plan", own_models.Transformer, NO_UNITS, planned=False),
-    _item("convolutions_without_plan", own_models.ConvNet, NO_UNITS, images=True, planned=False),
-    _item("mixer_without_plan", own_models.Mixer, NO_UNITS, images=True, planned=False),
+    _item("convolutions_without_plan", own_models.ConvNet, {**NO_UNITS, **NO_SEQUENCES}, images=True, planned=False),
+    _item("mixer_without_plan", own_models.Mixer, {**NO_UNITS, **NO_SEQUENCES}, images=True, planned=False),
     _item("encoder_decoder_without_plan", own_models.EncoderDecoder, NO_UNITS, pair=True, planned=False),
 ]

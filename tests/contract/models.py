@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from hybrid_strategy import HybridParallelStrategy, ParallelPlan
 from tests.contract.layouts import ContractLayout
 
-VOCAB, HIDDEN, LENGTH = 16, 8, 6
+VOCAB, HIDDEN, LENGTH = 16, 8, 12
 
 
 class Block(nn.Module):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from hybrid_strategy import ParallelPlan
 
-WIDTH, HEADS, VOCAB, LENGTH, PIXELS, CLASSES = 8, 2, 16, 6, 8, 5
+WIDTH, HEADS, VOCAB, LENGTH, PIXELS, CLASSES = 8, 2, 16, 12, 8, 5
 
 
 class Attention(nn.Module):

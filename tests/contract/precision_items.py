@@ -9,9 +9,12 @@ import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor
 
+from hybrid_strategy.parallel import compiled
 from tests.contract.items import Item
-from tests.contract.layouts import ContractLayout
+from tests.contract.layouts import LAYOUTS, ContractLayout
 from tests.contract.models import LossRecorder, Module, loader, make_trainer, row_losses
+
+UNCOMPILED = [name for name, layout in LAYOUTS.items() if layout.context_parallel or name == "pp2_zbv"]
 
 BFLOAT16_ROUNDING, FLOAT16_ROUNDING = 2.0**-8, 2.0**-11
 """Half the distance of neighbouring numbers, relative; what one rounding of an activation changes at most.
@@ -43,6 +46,20 @@ def _half(init_scale: float) -> MixedPrecision:
 
 def float16_mixed(layout: ContractLayout, folder: str) -> Any:
     return {"losses": _losses(layout, plugins=[_half(1024.0)])}
+
+
+def compiled_layers(layout: ContractLayout, folder: str) -> Any:
+    """Short of generating code, which takes long and is the same for every layout: `tests/strategy/test_compile.py` does."""
+    compiled.BACKEND = "aot_eager"
+    losses, data = LossRecorder(), loader(layout, 21)
+    trainer = make_trainer(layout, {"compile": True}, max_epochs=2, callbacks=[losses], gradient_clip_val=0.5)
+    trainer.fit(Evaluated(), data, data)
+    return {"losses": losses.losses, "val": float(trainer.callback_metrics["val"])}
+
+
+class Evaluated(Module):
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        self.log("val", self.loss(batch))
 
 
 class Overflowing(Module):
@@ -110,4 +127,5 @@ ITEMS = [
     Item("float16_mixed", 7, float16_mixed, relative=2 * FLOAT16_ROUNDING),
     Item("overflow_of_float16", 7, overflow, relative=2 * FLOAT16_ROUNDING),
     Item("deterministic", 7, deterministic),
+    Item("compiled_layers", 7, compiled_layers, refused=dict.fromkeys(UNCOMPILED, "compile is True")),
 ]

@@ -26,6 +26,8 @@ LAYOUTS = (
     (Layout(data_parallel_size=4, pipeline_parallel_size=2, sharding="zero2"), "32-true", 7),
     (Layout(pipeline_parallel_size=2, stages_per_rank=2, schedule="Interleaved1F1B", tensor_parallel_size=2), "32-true", 0),
     (Layout(data_parallel_size=2, pipeline_parallel_size=4, schedule="GPipe"), "32-true", 3),
+    (Layout(pipeline_parallel_size=2, stages_per_rank=2, schedule="ZBVZeroBubble", activation_checkpoint="full"), "32-true", 1),
+    (Layout(pipeline_parallel_size=2, stages_per_rank=2, schedule="InterleavedZeroBubble"), "bf16-mixed", 0),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -44,8 +45,11 @@ class Chain:
             return loss
         return {"x": out, "ignored": out * 2, "number": torch.tensor([stage])}
 
-    def weights(self, stage: int) -> list[nn.Parameter]:
-        return [each for each in self.layers[stage].parameters() if each.requires_grad]
+    def first_half(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def before_weight(self, weight: nn.Parameter) -> None:
+        pass
 
     def before_backward(self, stage: int, micro_batch: int) -> None:
         pass

@@ -205,11 +205,12 @@ def test_layouts_that_a_model_a_batch_or_a_node_refuses(settings: dict[str, Any]
 NOT_YET = [
     *(
         (
-            {"world_size": 4, "pipeline_parallel_size": 2, "schedule": schedule, "sharding": "zero3"},
-            f"sharding is 'zero3': it cannot be combined with the schedule {schedule}. ",
+            {"world_size": 4, "pipeline_parallel_size": 2, "schedule": schedule, "compile": True},
+            f"compile is True: it cannot be combined with the schedule {schedule}. ",
         )
         for schedule in ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
     ),
+    ({"world_size": 2, "context_parallel_size": 2, "compile": True}, "compile is True: it cannot be combined with context"),
 ]
 
 
@@ -231,6 +232,7 @@ def test_unknown_schedule_gets_the_nearest_name(word: str) -> None:
     ("settings", "name"),
     [
         ({"world_size": 1}, "single"),
+        ({"world_size": 4, "pipeline_parallel_size": 2, "sharding": "zero3", "schedule": "DualPipeV"}, "dp2_pp2_zero3"),
         ({"world_size": 1, "sharding": "zero1"}, "zero1"),
         ({"world_size": 1, "sharding": "zero3", "schedule": "ZBVZeroBubble"}, "zero3"),
         ({"world_size": 8}, "dp8"),

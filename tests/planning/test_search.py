@@ -52,7 +52,9 @@ def test_what_is_fixed_stays() -> None:
         assert each.scenario.micro_batch_size == 2
 
 
-@pytest.mark.parametrize("key", ["schedule", "activation_checkpoint", "sharding", "data_parallel_size", "stages_per_rank"])
+@pytest.mark.parametrize(
+    "key", ["schedule", "activation_checkpoint", "sharding", "data_parallel_size", "stages_per_rank", "compile"]
+)
 def test_every_axis_can_be_fixed(key: str) -> None:
     free = search(Question(SMALL, NODE, 64, fixed={"pipeline_parallel_size": 2})).winner.scenario.layout
     wanted = {
@@ -61,6 +63,7 @@ def test_every_axis_can_be_fixed(key: str) -> None:
         "sharding": "zero3",
         "data_parallel_size": 2,
         "stages_per_rank": 4,
+        "compile": True,
     }
     fixed = {"pipeline_parallel_size": 2, key: wanted[key]}
     found = search(Question(SMALL, NODE, 64, fixed=fixed)).winner.scenario.layout

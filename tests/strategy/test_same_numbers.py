@@ -34,6 +34,7 @@ LAYOUTS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "dp2_pp2_zero2": (4, 2, {**PIPELINE, "sharding": "zero2"}),
     "dp2_pp2_zero3": (4, 2, {**PIPELINE, "sharding": "zero3"}),
     "dp2_pp2_zbv_zero1": (4, 2, {**PIPELINE, "schedule": "ZBVZeroBubble", "sharding": "zero1"}),
+    "dp2_pp2_zbv_zero3": (4, 2, {**PIPELINE, "schedule": "ZBVZeroBubble", "sharding": "zero3"}),
     "dp2_tp2": (4, 2, {"tensor_parallel_size": 2}),
     "dp2_tp2_zero3": (4, 2, {"tensor_parallel_size": 2, "sharding": "zero3", "sequence_parallel": True}),
     "tp2_pp2": (4, 1, {**PIPELINE, "tensor_parallel_size": 2}),
@@ -58,6 +59,8 @@ def test_same_numbers_as_one_process(name: str, reference: list[dict[str, Any]])
 RECOMPUTED = [
     *((name, kind) for name in ("dp2_zero3", "tp2_sequence_parallel", "pp2_1f1b") for kind in ("selective", "full")),
     ("pp2_interleaved_zero_bubble", "full"),
+    ("pp2_zbv", "selective"),
+    ("dp2_pp2_zbv_zero3", "selective"),
 ]
 
 

@@ -10,10 +10,12 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.demos.boring_classes import BoringModel
+from torch.utils.data import DataLoader
 
-import hybrid_strategy  # noqa: F401 - the name `hybrid`
+from hybrid_strategy import HybridParallelStrategy
+from hybrid_strategy.errors import ConfigError
 from tests.support.ranks import environment_of, run_ranks
-from tests.support.training import Case, train_here
+from tests.support.training import Case, TinyLM, Tokens, train_here
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "ddp": {},
@@ -64,3 +66,23 @@ def _left_in_the_environment() -> dict[str, str | None]:
 def test_a_run_of_one_process_leaves_the_environment_alone() -> None:
     """Else a process started afterwards is a rank of the run that has ended, and waits for the others."""
     assert run_ranks(_left_in_the_environment, 1, process_group=False) == [{}]
+
+
+def _begun_twice(path: str) -> str:
+    """What a second Trainer says to initial weights for the module of a first."""
+    module = TinyLM()
+    loader = DataLoader(Tokens(8), batch_size=8)
+    for strategy in (HybridParallelStrategy(), HybridParallelStrategy(initial_weights=path)):
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+        trainer = pl.Trainer(accelerator="cpu", devices=1, strategy=strategy, max_steps=1, limit_val_batches=0, **quiet)
+        try:
+            trainer.fit(module, loader)
+        except ConfigError as error:
+            return str(error)
+    return ""
+
+
+def test_a_second_trainer_refuses_initial_weights_that_it_would_ignore() -> None:
+    (text,) = run_ranks(_begun_twice, 1, "weights.safetensors", process_group=False)
+    assert text.startswith("initial_weights is 'weights.safetensors': an earlier Trainer has given the module its weights")
+    assert text.endswith("Leave it out of all but the first Trainer, or build the module anew.")

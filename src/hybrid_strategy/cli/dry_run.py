@@ -29,6 +29,9 @@ def run_dry(config: RunConfig, ranks: str, as_json: bool) -> int:
     if scenario is None:
         rule, advice = "a dry run needs a language model of ours", "Set a model of the group model, and data=text"
         raise ConfigError(message("model._target_", config.model.get("_target_"), rule, "", advice))
+    if scenario.layout.compile:
+        rule = "a dry run counts operations one by one, and compiled code does not show them"
+        raise ConfigError(message("strategy.compile", True, rule, "", "Set false"))
     chosen = _ranks(ranks, planned.plan.layout)
     started = time.monotonic()
     from hybrid_strategy.measure.beside import compare_ranks

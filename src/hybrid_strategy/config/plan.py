@@ -14,6 +14,7 @@ from hybrid_strategy.config.world import World, world_of
 from hybrid_strategy.errors import ConfigError, message
 from hybrid_strategy.planning.batches import MICROBATCHES_PER_RANK, resolve_batch
 from hybrid_strategy.planning.build_plan import Decisions, build_plan
+from hybrid_strategy.planning.compiler import check_compiler
 from hybrid_strategy.planning.layouts import check_layout, find_schedule, resolve_layout
 from hybrid_strategy.planning.refusals import check_reduce_dtype
 from hybrid_strategy.planning.staging import checkpoint_bytes, staging_bytes
@@ -28,7 +29,7 @@ _FULL_KEYS = {each.name: f"strategy.{each.name}" for each in fields(StrategySett
     "sequence_length": "model.sequence_length",
     "world_size": "cluster.devices",
 }
-_LAYOUT = tuple(axis for axis in AXES if axis not in ("num_microbatches", "micro_batch_size"))
+_LAYOUT = (*(axis for axis in AXES if axis not in ("num_microbatches", "micro_batch_size")), "compile")
 _KEY = re.compile(rf"(?<![\w.])({'|'.join(_FULL_KEYS)})(?==| is )")
 _PROCESSES = re.compile(r"start ([\d, or]+) process(es)?")
 
@@ -76,6 +77,8 @@ def by_full_key(text: str) -> str:
 def _planned(config: RunConfig, world: World) -> Plan:
     check_reduce_dtype(config.strategy.reduce_dtype)
     layout = resolve_layout(world_size=world.size, **{name: getattr(config.strategy, name) for name in _LAYOUT})
+    if config.strategy.compile and config.cluster.name == "local":  # of another machine nothing is known here
+        check_compiler(world.accelerator)
     shape = shape_of(config)
     batch, known = _batch(config, layout)
     nodes = world.devices if world.num_nodes > 1 else None

@@ -51,6 +51,8 @@ def fixed_of(config: RunConfig, overrides: Iterable[str] = ()) -> dict[str, Any]
     given = {axis: getattr(strategy, axis) for axis in AXES}
     meant = [axis for axis in AXES if whole or f"strategy.{axis}" in named or given[axis] != _DEFAULTS[axis]]
     fixed = {axis: given[axis] for axis in meant if given[axis] not in (None, AUTO)}
+    if strategy.compile:
+        fixed["compile"] = True
     if strategy.stage_cuts is not None:
         fixed["stage_layers"] = _stage_layers(config, strategy.stage_cuts)
     return fixed

@@ -38,6 +38,7 @@ class StrategySettings:
     micro_batch_size: int | str | None = None
     stage_cuts: tuple[int, ...] | None = None
     activation_checkpoint: str = "none"
+    compile: bool = False
     module: str | None = None
     parallel_plan: Any = None
     process_group_backend: str | None = None

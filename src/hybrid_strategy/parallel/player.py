@@ -7,18 +7,18 @@ The player knows nothing of models: a `StageRunner` runs a stage's forward pass,
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from hybrid_strategy.parallel.routes import RankRoutes, Route, rank_routes
-from hybrid_strategy.parallel.split_backward import WeightWork, backward_input, backward_weight
+from hybrid_strategy.parallel.split_backward import WeightWork, backward_input, backward_weight, weights_later
 from hybrid_strategy.parallel.stopwatch import Stopwatch
 from hybrid_strategy.parallel.transport import Message, Transport
 from hybrid_strategy.parallel.trees import detach_leaf, map_tensors, tensors_of
-from hybrid_strategy.spec.table import BACKWARD, FORWARD, INPUT, Cell, ScheduleTable
+from hybrid_strategy.spec.table import BACKWARD, FORWARD, INPUT, WEIGHT, Cell, ScheduleTable
 
 
 class StageRunner(Protocol):
@@ -27,8 +27,11 @@ class StageRunner(Protocol):
     def forward(self, stage: int, micro_batch: int, received: Any) -> Any:
         """The stage's output: a nested value of tensors to hand on, or on the last stage the scalar to differentiate."""
 
-    def weights(self, stage: int) -> list[nn.Parameter]:
-        """The trainable parameters of a stage; asked for by schedules that split the backward pass."""
+    def first_half(self) -> AbstractContextManager[None]:
+        """Around the first half of a split backward pass, which leaves gradients of weights incomplete."""
+
+    def before_weight(self, weight: nn.Parameter) -> None:
+        """Called in a weight pass before the gradient of one that waited for it is made."""
 
     def before_backward(self, stage: int, micro_batch: int) -> None:
         """Called before the pass that makes the gradients of this stage's weights."""
@@ -67,7 +70,8 @@ class Player:
         """Plays this rank's cells. `signatures[j]` tells the shapes of micro-batch `j` from those of others."""
         run = _Run(table, runner, signatures, rank_routes(table, self._rank), self._transport)
         run.stopwatch = self.stopwatch
-        with self.stopwatch.play() if self.stopwatch is not None else nullcontext():
+        split = any(cell.kind == WEIGHT for cells in table.ranks for cell in cells)
+        with weights_later(split), self.stopwatch.play() if self.stopwatch is not None else nullcontext():
             self._play(table.ranks[self._rank], run)
 
     def _play(self, cells: Sequence[Cell], run: _Run) -> None:
@@ -188,12 +192,14 @@ class _Run:
     def _backward_input(self, cell: Cell) -> None:
         held = self.held[cell.stage, cell.micro_batch]
         gradients = self._output_gradients(cell, held.outputs)
-        held.weight_work = backward_input(held.outputs, gradients, held.inputs, self.runner.weights(cell.stage))
+        with self.runner.first_half():
+            held.weight_work = backward_input(held.outputs, gradients, held.inputs)
         self._return_gradients(cell, held.inputs)
+        held.inputs, held.outputs = [], []
 
     def _backward_weight(self, cell: Cell) -> None:
         held = self.held.pop((cell.stage, cell.micro_batch))
         self.runner.before_backward(cell.stage, cell.micro_batch)
         if held.weight_work is not None:
-            backward_weight(held.weight_work)
+            backward_weight(held.weight_work, self.runner.before_weight)
         self.runner.after_backward(cell.stage, cell.micro_batch)

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cache, cached_property
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -223,9 +223,14 @@ def put_gates(model: nn.Module, units: Sequence[str], absent: set[str], context:
             _put_gate(model.get_submodule(name), index, name, context)
 
 
+@cache
+def _gated(kind: type[Any]) -> Any:
+    """One class for all units of a kind, so that they still run the same code where it is compiled."""
+    return type(kind.__name__, (_Gate, kind), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})
+
+
 def _put_gate(unit: nn.Module, index: int, name: str, context: StageContext) -> None:
-    cls = type(unit)
-    unit.__class__ = type(cls.__name__, (_Gate, cls), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})
+    unit.__class__ = _gated(cast("Any", type(unit)))
     object.__setattr__(unit, "_stage_context", context)
     object.__setattr__(unit, "_unit_index", index)
     object.__setattr__(unit, "_unit_name", name)

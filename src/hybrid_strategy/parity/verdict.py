@@ -63,6 +63,8 @@ def _settings(request: ParityRequest, num_microbatches: int) -> str:
         words.append(f"{request.accumulate} batches accumulated")
     if layout.activation_checkpoint != "none":
         words.append(f"activation checkpoint {layout.activation_checkpoint}")
+    if layout.compile:
+        words.append("layers compiled")
     return ", ".join([*words, request.precision])
 
 

@@ -79,6 +79,17 @@ def _everything(scenario: Scenario) -> float:
     return outside / sequence + inputs / gathered + inside / split
 
 
+def split_pass_bytes(scenario: Scenario) -> float:
+    """What one block keeps of a micro-batch between the halves of a split backward pass: of each product its input and the
+    gradient of its output (arXiv:2401.10241 section 2)."""
+    shape, wide, split = scenario.shape, scenario.numerics.compute_bytes, scenario.layout.tensor_parallel_size
+    q, kv, f = _ratios(scenario)
+    gathered = 1 if scenario.stack.copies_gathered and scenario.sequence_split > 1 else scenario.sequence_split
+    inputs = _product_inputs(scenario) / gathered + wide * (q + f) / split
+    gradients = wide * ((q + 2 * kv + (2 if shape.gated_mlp else 1) * f) / split + 2)
+    return scenario.tokens * shape.hidden_size * (inputs + gradients)
+
+
 def _product_inputs(scenario: Scenario) -> float:
     """Inputs of a block's two groups of products: one each, or a cast for every product where they are cast on the spot."""
     wide = scenario.numerics.compute_bytes

@@ -52,6 +52,7 @@ def resolve_layout(
     schedule: str = "1F1B",
     stages_per_rank: int | None = None,
     activation_checkpoint: str = "none",
+    compile: bool = False,
 ) -> Layout:
     """The layout of `world_size` processes, checked for everything that needs no model and no batch.
 
@@ -97,6 +98,7 @@ processes. 3 (tensor) = 3 does not divide 8. Set 1, 2, 4 or 8, or start 6 or 9 p
         schedule=part.name,
         stages_per_rank=stages_per_rank,
         activation_checkpoint=activation_checkpoint,
+        compile=compile,
     )
     check_layout(layout)
     return layout

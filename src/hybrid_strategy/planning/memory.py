@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-from hybrid_strategy.planning.activations import BlockActivations, block_activations
+from hybrid_strategy.planning.activations import BlockActivations, block_activations, split_pass_bytes
 from hybrid_strategy.planning.numerics import Numerics
 from hybrid_strategy.planning.scenario import Scenario
 from hybrid_strategy.spec.ledger import LedgerLine, MemoryLedger, largest
@@ -117,8 +117,9 @@ class LedgerMaker:
             return
         head = _vocabulary(scenario) if self._has_head(rank) else 0.0
         stages = len(scenario.stages_of_rank[rank])
-        count = scenario.blocks_of(rank) * scenario.block_parameters + head
-        times = self.in_flight(rank) / stages if scenario.layout.activation_checkpoint == "none" else 1.0
+        split = self._split_work(rank) is not None  # products are cast again in the backward pass
+        count = scenario.blocks_of(rank) * scenario.block_parameters / (stages if split else 1) + head
+        times = self.in_flight(rank) / stages if scenario.layout.activation_checkpoint == "none" and not split else 1.0
         formula = f"{each:g} B x {count:,.0f} parameters of products x {times:g} micro-batches"
         yield LedgerLine("casts for products", "copies", each * count * times, formula, "torch.autocast, a cast a forward pass")
 
@@ -129,10 +130,9 @@ class LedgerMaker:
         per_stage = scenario.blocks_of(rank) / len(stages)
         kept, in_pairs = self.activations.kept, self._split_work(rank)
         if in_pairs is not None:
-            kept = self.activations.whole  # recomputing frees nothing: what was computed again waits for its weight pass
             in_flight, waiting = in_pairs
-            held = self._product_gradients * per_stage * waiting
-            formula = f"gradients of products of {per_stage:g} blocks x {waiting} waiting"
+            held = split_pass_bytes(scenario) * per_stage * waiting
+            formula = f"inputs of products and gradients of their outputs, of {per_stage:g} blocks x {waiting} waiting"
             yield LedgerLine("kept for weight passes", "activations", held, formula, "arXiv:2401.10241 section 2; counted")
         formula = (
             f"{kept / width:.2f} B x {scenario.tokens:,.0f} tokens x {scenario.shape.hidden_size} "
@@ -151,17 +151,8 @@ class LedgerMaker:
             source = "arXiv:2205.05198 section 4.3"
             yield LedgerLine("final norm and head input", "activations", each * width / split, f"{each:g} B x T h", source)
 
-    @cached_property
-    def _product_gradients(self) -> float:
-        """Gradients of the outputs of one block's products, which a weight pass needs."""
-        shape, split = self.scenario.shape, self.scenario.layout.tensor_parallel_size
-        heads = (shape.num_attention_heads + 2 * shape.kv_heads) * shape.head_size
-        columns = (2 if shape.gated_mlp else 1) * shape.intermediate_size
-        each = (heads + columns) / split + 2 * shape.hidden_size
-        return self.scenario.tokens * each * self.scenario.numerics.compute_bytes
-
     def _split_work(self, rank: int) -> tuple[int, int] | None:
-        """Under a split backward pass: activations held at the worst moment, and how many of them wait for their weight pass."""
+        """Under a split backward pass, at the worst moment: micro-batches before it, and those between its halves."""
         scenario, layout = self.scenario, self.scenario.layout
         size = layout.pipeline_parallel_size
         if size == 1 or not scenario.schedule.uses_weight_pass or not scenario.stack.plain_sharding:
@@ -169,9 +160,8 @@ class LedgerMaker:
         count = min(scenario.batch.num_microbatches, 2 * size)
         schedule: Any = scenario.schedule
         pairs = _held_pairs(schedule, size, layout.stages_per_rank, count, rank)
-        whole, gradients = self.activations.whole, self._product_gradients
-        forward, work = max(pairs, key=lambda pair: (pair[0] + pair[1]) * whole + pair[1] * gradients)
-        return forward + work, work
+        kept, waiting = self.activations.kept, split_pass_bytes(scenario)
+        return max(pairs, key=lambda pair: pair[0] * kept + pair[1] * waiting)
 
     def _passing(self, rank: int) -> Iterator[LedgerLine]:
         """What comes and goes: the loss at the end of the forward pass, one block's work in the backward pass."""

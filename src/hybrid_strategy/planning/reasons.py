@@ -189,6 +189,8 @@ def strategy_overrides(found: Forecast) -> tuple[str, ...]:
         words.append(f"strategy.context_parallel_size={layout.context_parallel_size}")
     if layout.sequence_parallel:
         words.append("strategy.sequence_parallel=true")
+    if layout.compile:
+        words.append("strategy.compile=true")
     if layout.pipeline_parallel_size > 1:
         words += [f"strategy.schedule={layout.schedule}", f"strategy.stages_per_rank={layout.stages_per_rank}"]
     if layout.data_parallel_replicate_size > 1:

@@ -25,6 +25,12 @@ def check_whole(sizes: Mapping[str, object]) -> None:
             raise LayoutError(message(key, size, "it must be a whole number of 1 or more", "", f"Set 1 or more{also}"))
 
 
+def check_switch(key: str, value: object) -> None:
+    """Refuses what is neither true nor false."""
+    if not isinstance(value, bool):
+        raise ConfigError(message(key, value, "it must be true or false", "", "Set true or false"))
+
+
 def check_reduce_dtype(name: object) -> None:
     """Refuses a type in which gradients cannot be summed; None is the gradients' own type.
 

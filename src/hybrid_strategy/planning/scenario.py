@@ -10,7 +10,7 @@ from hybrid_strategy import registry
 from hybrid_strategy.planning.balance import cut_units, layer_like, parameter_costs
 from hybrid_strategy.planning.numerics import NUMERICS, Numerics
 from hybrid_strategy.planning.parameters import decoder_units
-from hybrid_strategy.planning.stacks import ENGINE, Stack
+from hybrid_strategy.planning.stacks import ENGINE, Stack, stack_for
 from hybrid_strategy.spec.batch import BatchSpec
 from hybrid_strategy.spec.cluster import ClusterSpec
 from hybrid_strategy.spec.layout import Layout
@@ -134,4 +134,5 @@ def balanced_stage_layers(shape: ModelShape, num_stages: int) -> tuple[int, ...]
 def planned_scenario(plan: Plan, shape: ModelShape, cluster: ClusterSpec, numerics: Numerics, stack: Stack = ENGINE) -> Scenario:
     """The scenario of a run whose plan is made: what `train` prints its measured values beside."""
     stages = tuple(sum(layer_like(units)) for units in plan.stage_units)
+    stack = stack_for(plan.layout.compile, stack)
     return Scenario(shape, plan.layout, plan.batch, cluster, numerics, stack, stage_layers=stages)

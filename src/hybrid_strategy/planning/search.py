@@ -18,7 +18,7 @@ from hybrid_strategy.planning.layouts import check_layout
 from hybrid_strategy.planning.memory import likely_peak_ledger, states_bytes_per_parameter
 from hybrid_strategy.planning.numerics import NUMERICS, Numerics
 from hybrid_strategy.planning.scenario import Scenario
-from hybrid_strategy.planning.stacks import ENGINE, Stack
+from hybrid_strategy.planning.stacks import ENGINE, Stack, stack_for
 from hybrid_strategy.planning.step_time import StepModel
 from hybrid_strategy.spec.batch import BatchSpec
 from hybrid_strategy.spec.cluster import ClusterSpec
@@ -67,7 +67,9 @@ class Question:
         batch = BatchSpec(self.global_batch_size, max(1, rows // micro_batch_size), accumulate)
         stages = tuple(self.fixed.get("stage_layers", ()))
         cut = stages if len(stages) == layout.num_stages else ()
-        return Scenario(self.shape, layout, batch, self.cluster, self.numerics, self.stack, stage_layers=cut)
+        layout = replace(layout, compile=bool(self.fixed.get("compile", layout.compile)))
+        stack = stack_for(layout.compile, self.stack)
+        return Scenario(self.shape, layout, batch, self.cluster, self.numerics, stack, stage_layers=cut)
 
     def choices(self, key: str, usual: Iterable[Any]) -> tuple[Any, ...]:
         """What is tried of one axis: what the user has set, else the usual values."""
@@ -184,6 +186,7 @@ def _sizes(question: Question) -> Iterator[tuple[Layout, int]]:
                     pipeline_parallel_size=pipeline,
                     context_parallel_size=context,
                     sequence_parallel=tensor > 1 and bool(question.fixed.get("sequence_parallel", True)),
+                    compile=bool(question.fixed.get("compile")),
                 )
                 yield from _scheduled(question, base)
 

@@ -117,7 +117,23 @@ ENGINE = replace(
 )
 """This package's own engine: eager kernels, messages of a micro-batch beside the next, the reduction after the last backward."""
 
-STACKS = {stack.name: stack for stack in (ENGINE, EAGER, COMPILED, FUSED)}
+COMPILED_ENGINE = replace(
+    ENGINE,
+    name="compiled engine",
+    efficiency=COMPILED.efficiency,
+    fused_norms=True,
+    fused_activations=True,
+    recomputes_cheap=True,
+    launches=COMPILED.launches,
+)
+"""The same with `compile=True`: layers are as fast as `compiled` was fitted to be, the loss and all the rest stay as they are."""
+
+STACKS = {stack.name: stack for stack in (ENGINE, COMPILED_ENGINE, EAGER, COMPILED, FUSED)}
+
+
+def stack_for(compiled: bool, stack: Stack) -> Stack:
+    """What runs a layout whose layers are compiled, or not, where `stack` is what runs the others."""
+    return COMPILED_ENGINE if compiled and stack is ENGINE else stack
 
 
 def find_stack(name: str) -> Stack:

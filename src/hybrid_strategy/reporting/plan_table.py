@@ -68,6 +68,8 @@ def _sharding(layout: Layout) -> str:
         words.append("sequence parallel")
     if layout.activation_checkpoint != "none":
         words.append(f"activation checkpoint {layout.activation_checkpoint}")
+    if layout.compile:
+        words.append("layers compiled")
     return ", ".join(words)
 
 

@@ -50,6 +50,7 @@ class Layout:
     schedule: str = "1F1B"
     stages_per_rank: int = 1
     activation_checkpoint: str = "none"
+    compile: bool = False
 
     @property
     def replicate_size(self) -> int:

@@ -149,9 +149,10 @@ def peak_in_flight(cells: Iterable[Cell]) -> int:
 def held_pairs(cells: Iterable[Cell]) -> list[tuple[int, int]]:
     """What a rank holds at once while it plays `cells`: (before their backward pass, between the halves of a split one).
 
-    Only the pairs that no other exceeds in both.
+    Only the pairs that no other exceeds in both. On the first stage a split backward pass is all in its second half, because
+    nobody waits for gradients of its inputs.
 
-    >>> held_pairs([Cell(0, "F", 0), Cell(0, "F", 1), Cell(0, "I", 0), Cell(0, "W", 0), Cell(0, "B", 1)])
+    >>> held_pairs([Cell(1, "F", 0), Cell(1, "F", 1), Cell(1, "I", 0), Cell(1, "W", 0), Cell(1, "B", 1)])
     [(1, 1), (2, 0)]
     """
     forward = work = 0
@@ -159,9 +160,9 @@ def held_pairs(cells: Iterable[Cell]) -> list[tuple[int, int]]:
     for cell in cells:
         if cell.kind == FORWARD:
             forward += 1
-        elif cell.kind == WEIGHT:
+        elif cell.kind == WEIGHT and cell.stage > 0:
             work -= 1
-        else:
+        elif cell.kind != INPUT or cell.stage > 0:
             forward -= 1
             work += cell.kind == INPUT
         seen.add((forward, work))

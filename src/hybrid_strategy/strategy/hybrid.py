@@ -25,6 +25,7 @@ from hybrid_strategy.parallel.ghosts import leave_out_ghosts
 from hybrid_strategy.parallel.stages import whole_model_shown
 from hybrid_strategy.parallel.trees import sample_dims
 from hybrid_strategy.parallelize import Parallelized, parallelize
+from hybrid_strategy.planning.compiler import check_compiler
 from hybrid_strategy.spec.layout import Layout
 from hybrid_strategy.spec.parallel_plan import ParallelPlan
 from hybrid_strategy.strategy import _lightning
@@ -65,6 +66,7 @@ class HybridParallelStrategy(StopHooks):
         micro_batch_size: rows of a micro-batch, instead of their number.
         stage_cuts: index of the first unit of every stage but the first; default: balanced by parameters.
         activation_checkpoint: `none`, `selective` or `full` recomputation in backward.
+        compile: give each layer (what `activation_checkpoint` would recompute) to `torch.compile`.
         module: name of the submodule to parallelise; default: `model`, else the child with the most parameters.
         parallel_plan: what the submodule tells of itself, where it has no `parallel_plan()` of its own.
         process_group_backend: default: `nccl` on GPUs, `gloo` on CPUs.
@@ -99,6 +101,7 @@ class HybridParallelStrategy(StopHooks):
         micro_batch_size: int | None = None,
         stage_cuts: Sequence[int] | None = None,
         activation_checkpoint: str = "none",
+        compile: bool = False,
         module: str | None = None,
         parallel_plan: ParallelPlan | Mapping[str, Any] | None = None,
         process_group_backend: str | None = None,
@@ -131,6 +134,7 @@ class HybridParallelStrategy(StopHooks):
             micro_batch_size=micro_batch_size,
             stage_cuts=stage_cuts,
             activation_checkpoint=activation_checkpoint,
+            compile=compile,
             module=module,
             parallel_plan=parallel_plan,
             process_group_backend=process_group_backend,
@@ -182,7 +186,8 @@ class HybridParallelStrategy(StopHooks):
         environment = self.cluster_environment
         assert environment is not None  # set by the Trainer before
         self._layout = None
-        _ = self.layout
+        if self.layout.compile:
+            check_compiler(self.root_device.type)
         if not environment.creates_processes_externally and self.num_processes * self.num_nodes > 1:
             self._launcher = _lightning.make_script_launcher(environment, self.num_processes, self.num_nodes)
 
@@ -214,7 +219,7 @@ class HybridParallelStrategy(StopHooks):
         _lightning.leave_samplers_alone(trainer)
         module = self._user_module()
         if self._made_of is not module:
-            before = recall(module, self.layout, self.options.stage_cuts)
+            before = recall(module, self.layout, self.options)
             self._parallelize(module) if before is None else self._go_on_with(module, before)
         dtype = self.options.reduce_dtype
         self.made.sharding.reduce_dtype = None if dtype is None else getattr(torch, dtype)

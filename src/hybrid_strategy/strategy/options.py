@@ -11,7 +11,7 @@ from hybrid_strategy.checkpoint.asynchronous import WHEN_BUSY
 from hybrid_strategy.errors import ConfigError, LayoutError, did_you_mean, message
 from hybrid_strategy.planning.batches import default_num_microbatches
 from hybrid_strategy.planning.layouts import check_layout, find_schedule, resolve_layout
-from hybrid_strategy.planning.refusals import check_reduce_dtype, check_whole
+from hybrid_strategy.planning.refusals import check_reduce_dtype, check_switch, check_whole
 from hybrid_strategy.spec.layout import Layout
 from hybrid_strategy.spec.parallel_plan import ParallelPlan
 
@@ -35,6 +35,7 @@ class Options:
     micro_batch_size: int | None
     stage_cuts: tuple[int, ...] | None
     activation_checkpoint: str
+    compile: bool
     module: str | None
     parallel_plan: ParallelPlan | None
     process_group_backend: str | None
@@ -64,6 +65,7 @@ class Options:
             schedule=self.schedule,
             stages_per_rank=self.stages_per_rank,
             activation_checkpoint=self.activation_checkpoint,
+            compile=self.compile,
         )
 
     def microbatches_of(self, rows: int, pipeline_size: int) -> int:
@@ -89,6 +91,7 @@ def make_options(**given: Any) -> Options:
     wholes = ("num_microbatches", "micro_batch_size")
     check_whole({key: given[key] for key in wholes if given[key] is not None})
     check_reduce_dtype(given["reduce_dtype"])
+    check_switch("compile", given["compile"])
     given["schedule"] = find_schedule(given["schedule"]).name
     check_layout(Layout(sharding=given["sharding"], activation_checkpoint=given["activation_checkpoint"]))
     for key, ways in (("checkpoint_error", ON_CHECKPOINT_ERROR), ("checkpoint_when_busy", WHEN_BUSY)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import timedelta
 from itertools import accumulate
@@ -15,6 +16,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 from hybrid_strategy.distributed.groups import Groups
+from hybrid_strategy.parallel.compiled import uncompiled
 from hybrid_strategy.parallel.frozen import ThawWatch
 from hybrid_strategy.parallel.parameters import Slot
 from hybrid_strategy.parallel.player import Player
@@ -190,7 +192,7 @@ class StepEngine:
         call = replace(self._last_call, kind="validate")
         cut = self._cut(call)
         play = Play(call, Cut(cut.micro_batches, [0] * len(cut.rows)), 1.0, 1.0)
-        with torch.no_grad():
+        with torch.no_grad(), uncompiled():
             self._run(play, train=False)
         self.router.recorder.take()
         rows = [tuple(range(end - count, end)) for end, count in zip(accumulate(cut.rows), cut.rows, strict=True)]
@@ -214,8 +216,11 @@ class StepEngine:
             return leaving.value
         return self._finish_forward(play, output, micro_batch)
 
-    def weights(self, stage: int) -> list[nn.Parameter]:
-        return [slot.parameter for slot in self.made.stage_slots[stage] if slot.parameter.requires_grad]
+    def first_half(self) -> AbstractContextManager[None]:
+        return self.made.sharding.first_half()
+
+    def before_weight(self, weight: nn.Parameter) -> None:
+        self.made.sharding.before_weight(weight)
 
     def before_backward(self, stage: int, micro_batch: int) -> None:
         if (stage, micro_batch) in self._last_backwards:

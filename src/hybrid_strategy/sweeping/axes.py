@@ -10,8 +10,7 @@ from hybrid_strategy import registry
 from hybrid_strategy.errors import ConfigError, did_you_mean, message
 from hybrid_strategy.planning.choices import divisors
 from hybrid_strategy.planning.layouts import find_schedule
-from hybrid_strategy.planning.limits import WEIGHT_PASS_CHECKPOINTS
-from hybrid_strategy.spec.layout import ACTIVATION_CHECKPOINTS, SHARDINGS, Layout
+from hybrid_strategy.spec.layout import SHARDINGS
 
 AXES = (
     "tensor_parallel_size",
@@ -106,10 +105,3 @@ def usual_microbatches(pipeline_size: int, rows: int) -> Values:
     counts = [pipeline_size * each for each in MICROBATCHES_PER_RANK]
     even = [each for each in divisors(rows) if each in counts]
     return tuple(even) or (min(rows, pipeline_size),)
-
-
-def usual_activations(layout: Layout) -> Values:
-    """Those that the schedule can be combined with, from light to heavy."""
-    if layout.pipeline_parallel_size > 1 and find_schedule(layout.schedule).uses_weight_pass:
-        return WEIGHT_PASS_CHECKPOINTS
-    return ACTIVATION_CHECKPOINTS

@@ -20,7 +20,6 @@ from hybrid_strategy.spec.layout import ACTIVATION_CHECKPOINTS, SHARDINGS, Layou
 from hybrid_strategy.spec.model_shape import ModelShape
 from hybrid_strategy.sweeping.axes import (
     Axes,
-    usual_activations,
     usual_microbatches,
     usual_replicas,
     usual_schedules,
@@ -184,6 +183,7 @@ def _batches(space: Space, sizes: Layout, values: dict[str, Any]) -> Iterator[Fo
             tensor_parallel_size=sizes.tensor_parallel_size,
             pipeline_parallel_size=sizes.pipeline_parallel_size,
             context_parallel_size=sizes.context_parallel_size,
+            compile=bool(space.axes.fixed.get("compile")),
             **tried,
         )
     except LayoutError as error:
@@ -207,7 +207,7 @@ def _batches(space: Space, sizes: Layout, values: dict[str, Any]) -> Iterator[Fo
 
 def _recomputed(space: Space, layout: Layout, batch: BatchSpec, said: Mapping[str, Any]) -> Iterator[Found]:
     """One layout with each kind of activation checkpoint."""
-    for kind in space.axes.values("activation_checkpoint", usual_activations(layout)):
+    for kind in space.axes.values("activation_checkpoint", ACTIVATION_CHECKPOINTS):
         kind = kind or "none"
         made = layout if kind == "none" else replace(layout, activation_checkpoint=kind)
         values = {**said, **_said(space, {"activation_checkpoint": kind})}

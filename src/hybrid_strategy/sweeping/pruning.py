@@ -14,7 +14,7 @@ from hybrid_strategy.planning.layouts import find_schedule
 from hybrid_strategy.planning.memory import likely_peak_ledger, states_bytes_per_parameter
 from hybrid_strategy.planning.numerics import NUMERICS, Numerics
 from hybrid_strategy.planning.scenario import Scenario
-from hybrid_strategy.planning.stacks import ENGINE, Stack
+from hybrid_strategy.planning.stacks import ENGINE, Stack, stack_for
 from hybrid_strategy.planning.step_time import StepModel
 from hybrid_strategy.spec.cluster import ClusterSpec
 from hybrid_strategy.spec.layout import Layout
@@ -43,14 +43,16 @@ class Judge:
     stack: Stack = field(default=ENGINE)
 
     def scenario(self, candidate: Candidate) -> Scenario:
-        return Scenario(self.shape, candidate.layout, candidate.batch, self.cluster, self.numerics, self.stack)
+        stack = stack_for(candidate.layout.compile, self.stack)
+        return Scenario(self.shape, candidate.layout, candidate.batch, self.cluster, self.numerics, stack)
 
     def least_seconds(self, candidate: Candidate) -> float:
         """No layout of this schedule is faster: every FLOP at the rate of a large product, and the bubble."""
         layout, batch, cluster = candidate.layout, candidate.batch, self.cluster
+        stack = stack_for(layout.compile, self.stack)
         rate = cluster.peak_fp8_flops if self.numerics.fp8 and cluster.peak_fp8_flops else cluster.peak_flops
         flops = training_flops_per_token(self.shape) * batch.global_batch_size * self.shape.sequence_length
-        busy = flops / layout.world_size / (rate * self.stack.efficiency) * _RECOMPUTED[layout.activation_checkpoint]
+        busy = flops / layout.world_size / (rate * stack.efficiency) * _RECOMPUTED[layout.activation_checkpoint]
         sizes = (layout.pipeline_parallel_size, layout.stages_per_rank, batch.num_microbatches)
         bubble = find_schedule(layout.schedule).bubble_fraction(*sizes) if sizes[0] > 1 else 0.0
         return busy / (1 - bubble)

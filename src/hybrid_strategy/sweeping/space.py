@@ -40,7 +40,7 @@ def axes_of(choices: Sequence[Choice], free: Sequence[str], config: RunConfig) -
         ConfigError: a word that names nothing, or an axis that is none.
     """
     given = {each.key.removeprefix(_PREFIX): each.values for each in choices if is_axis(each.key)}
-    fixed = {axis: getattr(config.strategy, axis) for axis in AXES}
+    fixed = {axis: getattr(config.strategy, axis) for axis in (*AXES, "compile")}
     size = fixed.pop("data_parallel_size")
     if "data_parallel_size" not in given and isinstance(size, int):
         given["data_parallel_size"] = (size,)

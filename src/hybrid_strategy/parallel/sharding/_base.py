@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -63,6 +64,13 @@ class Sharding(ABC):
 
     def reduce_early(self, slots: Sequence[Slot]) -> None:
         """The next play is the only one of its window: gradients of `slots`, each in one stage, may be reduced as they come."""
+
+    def first_half(self) -> AbstractContextManager[None]:
+        """Around the first half of a split backward pass: gradients stay incomplete until `after_backward`."""
+        return nullcontext()
+
+    def before_weight(self, weight: nn.Parameter) -> None:
+        """Called in the second half before the gradient of a weight that waited for it is made."""
 
     def before_last_backward(self, slots: Sequence[Slot]) -> None:
         """Called before the last backward pass of the stage that holds `slots`."""

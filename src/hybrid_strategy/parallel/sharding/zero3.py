@@ -1,12 +1,15 @@
 """`zero3`: parameters are split too (arXiv:1910.02054, section 5.3). A unit is gathered just before it computes and given back
-right after, in forward and again in backward; its gradient is reduce-scattered as soon as its backward is over.
+right after, in forward and again in backward; its gradient is reduce-scattered as soon as its backward is over (in the weight
+pass where a schedule splits the backward pass; that half needs no weights).
 
 Whole parameters are tensors without memory between uses: what autograd has saved of them is valid again once they are refilled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -88,6 +91,10 @@ class UnitSharding(Sharding):
         self._window: list[Tensor | None] = []
         self._kept = Kept()
         self._backward_unit: _Unit | None = None
+        self._is_first_half = False
+        self._incomplete: Counter[_Unit] = Counter()
+        self._weight_unit: _Unit | None = None
+        self._completed: set[_Unit] = set()
         self._active = False
         for slot in self.slots:
             self._narrow(slot)
@@ -123,6 +130,7 @@ class UnitSharding(Sharding):
                 start, size = even_chunk(slot.spec.sizes[0], self.groups.layout.state_shards, self.groups.state_shard)
                 self._hold_rows(slot, slot.parameter.data.narrow(0, start, size).clone())
         self._units = self._make_units()
+        self._home = {id(slot.parameter): unit for unit in self._units[:-1] for slot in unit.slots}
         self.end()
 
     def _make_units(self) -> list[_Unit]:
@@ -166,8 +174,20 @@ class UnitSharding(Sharding):
     def _finish_backward(self) -> None:
         unit, self._backward_unit = self._backward_unit, None
         if unit is not None:
-            self._scatter(unit)
+            if self._is_first_half:
+                self._incomplete[unit] += 1
+            else:
+                self._scatter(unit)
             unit.free()
+
+    @contextmanager
+    def first_half(self) -> Iterator[None]:
+        self._is_first_half = True
+        try:
+            yield
+            self._finish_backward()
+        finally:
+            self._is_first_half = False
 
     def _scatter(self, unit: _Unit) -> None:
         self._touched.update(slot.name for slot in unit.slots if slot.parameter.grad is not None)
@@ -179,6 +199,26 @@ class UnitSharding(Sharding):
 
     def after_backward(self, slots: Sequence[Slot]) -> None:
         self._finish_backward()
+        own = {id(slot) for slot in slots}
+        for unit in self._units:
+            if any(id(slot) in own for slot in unit.slots):
+                self._complete(unit)
+        self._weight_unit, self._completed = None, set()
+
+    def before_weight(self, weight: nn.Parameter) -> None:
+        """The weights of a unit come one after another: the first of the next says that this one is complete."""
+        unit = self._home.get(id(weight))
+        if unit is not self._weight_unit:
+            if self._weight_unit is not None:
+                self._complete(self._weight_unit)
+            self._weight_unit = unit
+
+    def _complete(self, unit: _Unit) -> None:
+        """Reduces the gradient that a unit has had since its first half, once a weight pass."""
+        if self._incomplete[unit] and unit not in self._completed:
+            self._completed.add(unit)
+            self._incomplete[unit] -= 1
+            self._scatter(unit)
 
     def begin(self) -> None:
         self._active = True
