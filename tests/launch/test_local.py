@@ -23,7 +23,8 @@ from pathlib import Path
 from hybrid_strategy.launch.job import Job
 from hybrid_strategy.registry import find
 try:
-    find("launch.launchers", sys.argv[1], "launcher").run(Job(sys.argv[2], Path(sys.argv[3]), 2))
+    job = Job(sys.argv[2], Path(sys.argv[3]), 2, stops_itself="stops" in sys.argv)
+    find("launch.launchers", sys.argv[1], "launcher").run(job)
 except KeyboardInterrupt:
     sys.exit(130)
 """
@@ -118,3 +119,24 @@ class TestLauncher:
         assert parent.wait(timeout=10) == 130
         assert _wait_until_gone(pids, 1) == []
         assert time.monotonic() - started < 5
+
+    @pytest.mark.parametrize("seconds", [0.2, 1.0])
+    def test_ctrl_c_while_ranks_are_starting_ends_them_in_one_line(self, name, seconds, tmp_path):
+        """From the moment they exist: a signal that comes before there is a handler waits for it."""
+        command = [sys.executable, "-c", _COMMAND, name, "tests.launch.slow:train", str(tmp_path), "stops"]
+        parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        deadline = time.monotonic() + 30
+        while not _ranks_of(parent.pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(seconds)
+        parent.send_signal(signal.SIGINT)
+        said, _ = parent.communicate(timeout=30)
+        assert parent.returncode == 130, said
+        assert "SIGINT: stopping" in said
+        assert "Traceback" not in said
+        assert not (tmp_path / "trained").exists()
+
+
+def _ranks_of(parent: int) -> list[str]:
+    found = subprocess.run(["pgrep", "-P", str(parent), "-f", "launch.worker"], capture_output=True, text=True, check=False)
+    return found.stdout.split()

@@ -22,9 +22,9 @@ from hybrid_strategy.checkpoint.agreement import Ranks, Work
 from hybrid_strategy.checkpoint.content import CheckpointContent
 from hybrid_strategy.checkpoint.saving import PreparedSave, SaveOptions, SaveReport
 from hybrid_strategy.errors import CheckpointError, ConfigError, did_you_mean, message
+from hybrid_strategy.planning.refusals import CHECKPOINT_WHEN_BUSY
 
 _NICENESS = 10
-WHEN_BUSY = ("wait", "skip")
 _TIMEOUT = timedelta(hours=12)  # a rank that died is noticed at once; this bounds only how unevenly the ranks may write
 
 
@@ -49,8 +49,10 @@ class AsyncSaver:
     """
 
     def __init__(self, process_group: ProcessGroup | None = None, when_busy: str = "wait") -> None:
-        if when_busy not in WHEN_BUSY:
-            raise ConfigError(message("when_busy", when_busy, "there is no such way", "", did_you_mean(when_busy, WHEN_BUSY)))
+        if when_busy not in CHECKPOINT_WHEN_BUSY:
+            raise ConfigError(
+                message("when_busy", when_busy, "there is no such way", "", did_you_mean(when_busy, CHECKPOINT_WHEN_BUSY))
+            )
         self.when_busy = when_busy
         self.ranks = Ranks.of(process_group)
         self._writers = _writer_ranks(self.ranks)

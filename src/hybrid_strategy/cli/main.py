@@ -33,8 +33,8 @@ EXIT_CODES = {
     3: "no layout fits",
     4: "a check failed",
     5: "a sweep ended with failed points",
-    75: "stopped by a signal after a checkpoint was written; start it again",
-    130: "stopped by Ctrl-C",
+    75: "stopped by a signal between two steps, after a checkpoint; start it again",
+    130: "stopped by Ctrl-C before training, or by the third one",
     CLOSED_PIPE: "nobody reads the output any more",
 }
 

@@ -22,6 +22,8 @@ from hybrid_strategy.config.plan import RunPlan, plan_of
 from hybrid_strategy.config.resume import find_checkpoint, newest_checkpoint
 from hybrid_strategy.config.settings import RunConfig
 from hybrid_strategy.config.storage import PLAN_FILE, RESULT_FILE, write_config
+from hybrid_strategy.config.targets import TEXT_DATA
+from hybrid_strategy.data.corpus import find_corpus
 from hybrid_strategy.errors import ConfigError, HybridError, message
 from hybrid_strategy.launch.job import Job, Launcher
 from hybrid_strategy.reporting.console import make_console
@@ -51,6 +53,8 @@ def _check(config: RunConfig) -> tuple[RunPlan, Found, Launcher]:
     if planned.world.num_nodes > 1:
         rule = "the local launcher starts the processes of one machine"
         raise ConfigError(message("cluster.num_nodes", planned.world.num_nodes, rule, "", "Set 1"))
+    if config.data.get("_target_") == TEXT_DATA and config.data["files"]:
+        find_corpus(config.data["files"])
     launcher: Launcher = registry.find("launch.launchers", config.cluster.launcher, "cluster.launcher")
     return planned, find_checkpoint(config), launcher
 

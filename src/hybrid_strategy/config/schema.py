@@ -15,6 +15,7 @@ from hybrid_strategy.config.folders import name_folder, new_stamp
 from hybrid_strategy.config.hugging_face import with_sizes
 from hybrid_strategy.config.literal import escape
 from hybrid_strategy.config.messages import explained
+from hybrid_strategy.config.ranges import check_ranges
 from hybrid_strategy.config.settings import OPEN_GROUPS, ClusterSettings, RunConfig
 from hybrid_strategy.config.targets import open_kinds
 from hybrid_strategy.errors import ConfigError, message
@@ -62,6 +63,9 @@ def from_values(values: Mapping[str, Any]) -> RunConfig:
     checked = dict(values)
     for group in OPEN_GROUPS:
         checked[group] = _typed(group, dict(checked.get(group) or {}))
+    check_ranges(checked)
+    words = {key: str(checked["strategy"][key]).lower() for key in ("sharding", "activation_checkpoint")}
+    checked["strategy"] = {**checked["strategy"], **words}  # names of parts, in any case
     checked["cluster"] = from_plain(ClusterSettings, checked["cluster"])
     return from_plain(RunConfig, checked)
 

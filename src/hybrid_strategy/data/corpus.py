@@ -96,7 +96,8 @@ def find_corpus(files: Sequence[str] = (), max_bytes: int | None = None) -> Corp
 def _matching(patterns: Sequence[str]) -> list[tuple[Path, str]]:
     found: set[Path] = set()
     for pattern in patterns:
-        matches = [Path(name) for name in glob(os.path.expanduser(pattern), recursive=True)]
+        given = Path(pattern).expanduser()  # a name may hold what a glob would read as signs
+        matches = [given] if given.is_file() else [Path(name) for name in glob(str(given), recursive=True)]
         readable = [path.resolve() for path in matches if path.is_file()]
         if not readable:
             numbers = f"{len(matches)} of the matches are folders" if matches else f"Looked from {Path.cwd()}"

@@ -50,10 +50,14 @@ class Agent(LocalElasticAgent):
     _interrupts = 0
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        pids: dict[int, Any] = super()._start_workers(worker_group)
-        if self.passes_signals_on:
-            for number in signals_to_hear():
+        heard = signals_to_hear() if self.passes_signals_on else []
+        signal.pthread_sigmask(signal.SIG_BLOCK, heard)  # inherited: a rank hears them when it has something to hear them with
+        try:
+            pids: dict[int, Any] = super()._start_workers(worker_group)
+            for number in heard:
                 signal.signal(number, self._pass_on)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, heard)
         context = self._pcontext
         if isinstance(context, SubprocessContext):
             close, failures = context.close, context._failures

@@ -89,7 +89,7 @@ def explain(log_dir: Path, world_size: int, exit_codes: dict[int, int]) -> Worke
 
 
 def raise_if_stopped(log_dir: Path, world_size: int, signal_number: int, exit_codes: dict[int, int]) -> None:
-    """Raises PreemptedError where the ranks left on request, or had nothing to listen with yet when it came.
+    """Raises PreemptedError where the ranks left on request, KeyboardInterrupt where Ctrl-C came before they trained.
 
     Args:
         signal_number: what asked the launcher; 0 where it was not asked: a rank may be told directly.
@@ -99,7 +99,9 @@ def raise_if_stopped(log_dir: Path, world_size: int, signal_number: int, exit_co
     if failure is not None and failure.exit_code == PreemptedError.exit_code:
         raise PreemptedError(failure.message)
     asked = signal_number and failure is None and exit_codes
-    if asked and all(code in (-signal_number, -signal.SIGTERM) for code in exit_codes.values()):
+    if asked and all(code in (-signal_number, -signal.SIGTERM, 130) for code in exit_codes.values()):
+        if signal_number == signal.SIGINT:
+            raise KeyboardInterrupt
         raise PreemptedError(f"stopped by {signal.Signals(signal_number).name} before training began")
 
 

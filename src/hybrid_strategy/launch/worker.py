@@ -8,11 +8,13 @@ from __future__ import annotations
 import atexit
 import os
 import pkgutil
+import signal
 import sys
 import threading
 from pathlib import Path
 
-from hybrid_strategy.checkpoint.stop_request import REQUEST
+from hybrid_strategy.checkpoint.stop_request import REQUEST, signals_to_hear
+from hybrid_strategy.errors import PreemptedError
 from hybrid_strategy.launch import failures, logs, parent_death
 from hybrid_strategy.launch.job import LISTEN_VARIABLE, log_path
 
@@ -22,7 +24,9 @@ def run(target: str, run_dir: Path, rank: int) -> int:
     log_dir = run_dir / "logs"
     logs.redirect(log_path(log_dir, rank), terminal=rank == 0)
     try:
-        pkgutil.resolve_name(target)(run_dir)
+        function = pkgutil.resolve_name(target)  # imports for seconds
+        _leave_if_told()
+        function(run_dir)
     except KeyboardInterrupt:
         return 130
     except BaseException as error:
@@ -33,6 +37,14 @@ def run(target: str, run_dir: Path, rank: int) -> int:
             log.write(failure.traceback)
         return failure.exit_code
     return 0
+
+
+def _leave_if_told() -> None:
+    """A request to stop that came while this process was starting: there is nothing to save."""
+    if REQUEST.signal_number == signal.SIGINT:
+        raise KeyboardInterrupt
+    if REQUEST.signal_number:
+        raise PreemptedError(f"stopped by {REQUEST.name} before training began")
 
 
 def leave() -> None:
@@ -55,6 +67,7 @@ def main() -> None:
     parent_death.guard()
     if os.environ.get(LISTEN_VARIABLE):
         REQUEST.listen()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals_to_hear())  # held back while there was no handler
     code = run(sys.argv[1], Path(sys.argv[2]), int(os.environ.get("RANK", "0")))
     sys.stdout.flush()
     sys.stderr.flush()

@@ -7,6 +7,11 @@ from collections.abc import Mapping
 from hybrid_strategy.errors import ConfigError, LayoutError, did_you_mean, message
 from hybrid_strategy.spec.schedule import Refusal
 
+CHECKPOINT_WHEN_BUSY, CHECKPOINT_ERROR = ("wait", "skip"), ("raise", "warn")
+"""What a save does while another is being written, and what one that fails does to the run."""
+
+LARGEST_SEED, LARGEST_SIZE = 2**32 - 1, 10_000_000
+
 REDUCE_DTYPES = {"float32": 4, "bfloat16": 2}
 """In which gradients may be summed over data-parallel ranks, with the bytes of one."""
 
@@ -18,11 +23,14 @@ def raise_if(refusal: Refusal | None) -> None:
 
 
 def check_whole(sizes: Mapping[str, object]) -> None:
-    """Refuse every size that is no whole number of 1 or more."""
+    """Refuse every size that is no whole number of 1 or more, and those that no machine will ever have."""
     for key, size in sizes.items():
+        also = ", or auto" if key == "data_parallel_size" else ""
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            also = ", or auto" if key == "data_parallel_size" else ""
             raise LayoutError(message(key, size, "it must be a whole number of 1 or more", "", f"Set 1 or more{also}"))
+        if size > LARGEST_SIZE:
+            rule, advice = f"sizes go up to {LARGEST_SIZE:,}", f"Set 1 to {LARGEST_SIZE}{also}"
+            raise LayoutError(message(key, size, rule, "", advice))
 
 
 def check_switch(key: str, value: object) -> None:

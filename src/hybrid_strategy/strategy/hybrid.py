@@ -138,7 +138,7 @@ class HybridParallelStrategy(StopHooks):
             module=module,
             parallel_plan=parallel_plan,
             process_group_backend=process_group_backend,
-            timeout=timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout),
+            timeout=timeout,
             seed=seed,
             reduce_dtype=reduce_dtype,
             initial_weights=initial_weights,

@@ -7,15 +7,21 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from hybrid_strategy.checkpoint.asynchronous import WHEN_BUSY
+from torch.distributed import Backend
+
 from hybrid_strategy.errors import ConfigError, LayoutError, did_you_mean, message
 from hybrid_strategy.planning.batches import default_num_microbatches
 from hybrid_strategy.planning.layouts import check_layout, find_schedule, resolve_layout
-from hybrid_strategy.planning.refusals import check_reduce_dtype, check_switch, check_whole
+from hybrid_strategy.planning.refusals import (
+    CHECKPOINT_ERROR,
+    CHECKPOINT_WHEN_BUSY,
+    LARGEST_SEED,
+    check_reduce_dtype,
+    check_switch,
+    check_whole,
+)
 from hybrid_strategy.spec.layout import Layout
 from hybrid_strategy.spec.parallel_plan import ParallelPlan
-
-ON_CHECKPOINT_ERROR = ("raise", "warn")
 
 
 @dataclass(frozen=True)
@@ -92,9 +98,13 @@ def make_options(**given: Any) -> Options:
     check_whole({key: given[key] for key in wholes if given[key] is not None})
     check_reduce_dtype(given["reduce_dtype"])
     check_switch("compile", given["compile"])
+    _check_values(given)
+    given["timeout"] = _time(given["timeout"])
+    for key in ("sharding", "activation_checkpoint"):
+        given[key] = str(given[key]).lower()
     given["schedule"] = find_schedule(given["schedule"]).name
     check_layout(Layout(sharding=given["sharding"], activation_checkpoint=given["activation_checkpoint"]))
-    for key, ways in (("checkpoint_error", ON_CHECKPOINT_ERROR), ("checkpoint_when_busy", WHEN_BUSY)):
+    for key, ways in (("checkpoint_error", CHECKPOINT_ERROR), ("checkpoint_when_busy", CHECKPOINT_WHEN_BUSY)):
         if given[key] not in ways:
             advice = did_you_mean(given[key], ways)
             raise ConfigError(message(key, given[key], "there is no such way", "", advice))
@@ -103,6 +113,29 @@ def make_options(**given: Any) -> Options:
     if isinstance(given["parallel_plan"], Mapping):
         given["parallel_plan"] = plan_from(given["parallel_plan"])
     return Options(**given)
+
+
+def _check_values(given: Mapping[str, Any]) -> None:
+    """What a type alone does not say."""
+    seed, backend, plan = (given[key] for key in ("seed", "process_group_backend", "parallel_plan"))
+    if seed is not None and not (isinstance(seed, int) and 0 <= seed <= LARGEST_SEED):
+        rule = f"a seed is a whole number of 0 to {LARGEST_SEED}"
+        raise ConfigError(message("seed", seed, rule, "", "Set such a number"))
+    known = Backend.backend_list
+    for part in [] if backend is None else str(backend).split(","):
+        if part.split(":")[-1].lower() not in known:
+            advice = did_you_mean(part, known)
+            raise ConfigError(message("process_group_backend", backend, "torch has no such backend", "", advice))
+    if plan is not None and not isinstance(plan, (ParallelPlan, Mapping)):
+        advice = "Set a ParallelPlan, or leave it out"
+        raise ConfigError(message("parallel_plan", plan, "it must be a ParallelPlan, or a mapping of its fields", "", advice))
+
+
+def _time(given: Any) -> timedelta:
+    found = timedelta(seconds=given) if isinstance(given, (int, float)) and not isinstance(given, bool) else given
+    if not isinstance(found, timedelta) or found <= timedelta(0):
+        raise ConfigError(message("timeout", given, "it is seconds, or a timedelta, of more than 0", "", "Set such as 1800"))
+    return found
 
 
 def plan_from(values: Mapping[str, Any]) -> ParallelPlan:
