@@ -71,7 +71,7 @@ class Corpus:
         whole = hashlib.sha256()
         for (path, name), size in zip(self.files, self.sizes, strict=True):
             status = path.stat()
-            whole.update(f"{path}\0{name}\0{size}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ino}\n".encode())
+            whole.update(f"{path}\0{name}\0{size}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}\0{status.st_ino}\n".encode())
         return whole.hexdigest()
 
 
