@@ -71,7 +71,8 @@ class Corpus:
         whole = hashlib.sha256()
         for (path, name), size in zip(self.files, self.sizes, strict=True):
             status = path.stat()
-            whole.update(f"{path}\0{name}\0{size}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}\0{status.st_ino}\n".encode())
+            told = (path, name, size, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+            whole.update("\0".join(map(str, told)).encode() + b"\n")
         return whole.hexdigest()
 
 
