@@ -9,6 +9,8 @@ from pathlib import Path
 from hybrid_strategy.sweeping import states
 from hybrid_strategy.sweeping.book import Book
 from hybrid_strategy.sweeping.points import Point
+from hybrid_strategy.sweeping.ranking import ranked
+from hybrid_strategy.sweeping.report.page import REPORT_FILE
 from hybrid_strategy.sweeping.results import CSV_FILE
 from hybrid_strategy.sweeping.rows import Row
 from hybrid_strategy.sweeping.screen import summary
@@ -28,7 +30,7 @@ def closing_lines(book: Book, rows: Sequence[Row], detached: bool) -> list[str]:
     if best is not None and len(rows) > 1:
         lines.append(f"best: {best.name}: hybrid train {' '.join(shlex.quote(each) for each in best.overrides)}")
     lines.append(f"results: {book.folder / CSV_FILE}")
-    report = book.folder / "report.html"
+    report = book.folder / REPORT_FILE
     lines += [f"report: {report}"] if report.exists() else []
     lines += sync_lines(book.points, book.folder)
     if any(states.bad(row.state) for row in rows):
@@ -42,21 +44,10 @@ def verb_lines(verbs: Sequence[str], folder: str) -> str:
 
 
 def winner(book: Book, rows: Sequence[Row]) -> Point | None:
-    """The point with the least loss, the fastest of equal ones; by speed alone where losses are equal within noise."""
-    done = [
-        (row.loss if row.loss is not None else float("inf"), -(row.tokens_per_second or 0.0), point)
-        for row, point in zip(rows, book.points, strict=True)
-        if row.state == states.OK
-    ]
-    if not done:
-        return None
-    least = min(loss for loss, _, _ in done)
-    close = [each for each in done if each[0] <= least * (1 + SAME_LOSS) or each[0] == least]
-    return min(close, key=lambda each: each[1])[2]
-
-
-SAME_LOSS = 1e-3
-"""Relative difference below which two losses are taken to be the same: layouts differ in rounding only."""
+    """The best point; None where none has ended well."""
+    done = [(row, point) for row, point in zip(rows, book.points, strict=True) if row.state == states.OK]
+    best = ranked(done, lambda each: each[0].loss, lambda each: each[0].tokens_per_second)
+    return best[0][1] if best else None
 
 
 def sync_lines(points: Sequence[Point], folder: Path) -> list[str]:

@@ -20,6 +20,7 @@ from hybrid_strategy.config.settings import AUTO, ClusterSettings, RunConfig
 from hybrid_strategy.config.targets import BY_TARGET, WandbSettings
 from hybrid_strategy.config.world import visible_gpus
 from hybrid_strategy.errors import LayoutError, ModelError
+from hybrid_strategy.sweeping.facts import facts_of
 from hybrid_strategy.sweeping.layouts import Skipped, check_values
 from hybrid_strategy.sweeping.naming import tags, unique
 from hybrid_strategy.sweeping.points import Point, Resources, digest_of
@@ -223,34 +224,3 @@ def _named(config: RunConfig, naming: Naming) -> RunConfig:
             entry["group"] = entry.get("group") or naming.group or None
         loggers[key] = entry
     return replace(config, logger=loggers)
-
-
-def facts_of(config: RunConfig, planned: RunPlan) -> dict[str, Any]:
-    """Plain values of a point for tables and for what the sweep says it holds fixed."""
-    plan, world = planned.plan, planned.world
-    length = config.model.get("sequence_length")
-    rows = plan.batch.global_batch_size
-    return {
-        "layout": plan.layout.name,
-        "data_parallel_size": plan.layout.data_parallel_size,
-        "tensor_parallel_size": plan.layout.tensor_parallel_size,
-        "pipeline_parallel_size": plan.layout.pipeline_parallel_size,
-        "context_parallel_size": plan.layout.context_parallel_size,
-        "sharding": plan.layout.sharding,
-        "schedule": plan.layout.schedule if plan.layout.pipeline_parallel_size > 1 else None,
-        "stages_per_rank": plan.layout.stages_per_rank,
-        "activation_checkpoint": plan.layout.activation_checkpoint,
-        "num_microbatches": plan.batch.num_microbatches,
-        "global_batch_size": rows or None,
-        "sequence_length": length,
-        "tokens_per_step": rows * length if rows and isinstance(length, int) else None,
-        "bubble_fraction": plan.bubble_fraction,
-        "learning_rate": plan.learning_rate,
-        "num_parameters": plan.num_parameters or None,
-        "world_size": world.size,
-        "num_nodes": world.num_nodes,
-        "accelerator": world.accelerator,
-        "seed": config.seed,
-        "max_steps": config.trainer.max_steps,
-        "precision": config.precision.mode,
-    }
