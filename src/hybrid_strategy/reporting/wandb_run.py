@@ -23,6 +23,13 @@ from lightning_utilities.core.rank_zero import rank_zero_only, rank_zero_warn
 
 _API_HOST = "api.wandb.ai"
 
+_SUMMARIES = {
+    "train_loss": "last,min",
+    **dict.fromkeys(("val_loss", "val/loss", "validation/loss"), "last,min"),
+    "throughput/tokens_per_second": "last,mean,max",
+}
+"""What the run's summary says of a metric; of others it is the last value."""
+
 
 class WandbRunLogger(WandbLogger):
     """Lightning's WandbLogger with the manners above.
@@ -75,6 +82,16 @@ class WandbRunLogger(WandbLogger):
         self._attempt(super().log_metrics, metrics, step)
 
     @rank_zero_only
+    def log_rows(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """A table of the run, as `log_table` without what only notebooks have."""
+        self._attempt(super().log_table, name, list(columns), [list(row) for row in rows])
+
+    @rank_zero_only
+    def conclude(self, summary: Mapping[str, Any]) -> None:
+        """Values of the run's summary that are no metrics."""
+        self._attempt(lambda: self.experiment.summary.update(dict(summary)))
+
+    @rank_zero_only
     def finish(self) -> None:
         """Closes the run; waits at most `finish_timeout` seconds, then lets the process end without it."""
         if self._experiment is None or self._finished:
@@ -123,6 +140,8 @@ class WandbRunLogger(WandbLogger):
         run = wandb.init(**self._wandb_init, mode=mode, settings=settings, reinit="create_new")
         run.define_metric("trainer/global_step")
         run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
+        for name, summary in _SUMMARIES.items():
+            run.define_metric(name, step_metric="trainer/global_step", step_sync=True, summary=summary)
         return run
 
     def _attempt(self, function: Any, *arguments: Any) -> None:

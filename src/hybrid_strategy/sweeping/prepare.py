@@ -13,7 +13,9 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from hybrid_strategy.config.compose import Source, compose
 from hybrid_strategy.config.messages import HYDRA_ERRORS, explained
+from hybrid_strategy.config.overrides import check_nothing_ignored
 from hybrid_strategy.config.plan import RunPlan, plan_of
 from hybrid_strategy.config.schema import read
 from hybrid_strategy.config.settings import AUTO, ClusterSettings, RunConfig
@@ -82,6 +84,23 @@ def prepare(batch: Batch, session: Session, folder: Path) -> list[Ready]:
     names = ["_".join(each) or one.planned.plan.layout.name for each, one in zip(words, composed, strict=True)]
     names = unique(names, [each.swept for each in composed], [each.name for each in session.points])
     return [_ready(each, name, session, folder) for each, name in zip(composed, names, strict=True)]
+
+
+def prepare_alone(source: Source, folder: Path, session: Session) -> Ready:
+    """One run in its folder, without a sweep.
+
+    Raises:
+        HybridError: it cannot be run.
+    """
+    composed = compose(source)
+    check_nothing_ignored(source.overrides, composed.model)
+    try:
+        with _hydra(composed):
+            config = read(composed, _SOMEWHERE)
+    except HYDRA_ERRORS as error:
+        raise explained(error) from error
+    made = Composed(source.overrides, {}, 0, config, plan_of(config), {})
+    return _ready(made, config.name, session, folder)
 
 
 def _compose(batch: Batch, overrides: tuple[str, ...], number: int, common: Set[str]) -> Composed | Skipped:
