@@ -38,15 +38,18 @@ class Sweep:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.points = folder, folder / "outputs" / "sweeps" / "s"
+        self.started: list[subprocess.Popen[str]] = []
         (folder / "unruly.py").write_text((_HERE / "unruly.py").read_text())
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         paths = os.pathsep.join([str(self.folder), *sys.path])
         environment = {**os.environ, "PYTHONPATH": paths, "HYBRID_STRATEGY_CACHE": str(self.folder / "cache")}
         command = [sys.executable, "-m", "hybrid_strategy.cli.main", *arguments]
-        return subprocess.Popen(
+        process = subprocess.Popen(
             command, cwd=self.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
+        self.started.append(process)
+        return process
 
     def sweep(self, *overrides: str) -> subprocess.Popen[str]:
         return self.start("train", "-m", *_BASE, *overrides)
@@ -61,8 +64,16 @@ class Sweep:
         value: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         return value
 
-    def reached(self, point: str, step: int) -> Callable[[], bool]:
-        return lambda: int(self.read(point, "status.json").get("step", 0)) >= step
+    def until(self, true: Callable[[], object], seconds: float = 120.0) -> None:
+        """Waits while the command that was started goes on."""
+        deadline = time.monotonic() + seconds
+        while not true():
+            assert time.monotonic() < deadline, "waited too long"
+            assert self.started[-1].poll() is None, self.started[-1].communicate()[0]
+            time.sleep(0.2)
+
+    def until_step(self, point: str, step: int) -> None:
+        self.until(lambda: int(self.read(point, "status.json").get("step", 0)) >= step)
 
     def steps(self, point: str) -> list[int]:
         with (self.points / point / "metrics.csv").open() as file:
@@ -71,15 +82,12 @@ class Sweep:
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Iterator[Sweep]:
-    yield Sweep(tmp_path)
+    made = Sweep(tmp_path)
+    yield made
     _slurm("scancel", "--user=root")
-
-
-def _until(true: Callable[[], object], seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.2)
+    for process in made.started:
+        process.kill()
+        process.communicate()
 
 
 def _slurm(*command: str) -> str:
@@ -119,9 +127,9 @@ def test_a_task_of_an_array_that_is_requeued_goes_on_where_it_was(sweep: Sweep):
         "model.rank=1,7",
         "model.step_seconds=0.2",
         "trainer.max_steps=15",
-        "hydra.launcher.sbatch={nodelist: 'node[1-2]'}",
+        "hydra.launcher.sbatch={nodelist: node1}",
     )
-    _until(sweep.reached("rank-1", 3))
+    sweep.until_step("rank-1", 3)
     job = sweep.read("rank-1", "state.json")["job"]
     assert "_" in job
     _slurm("scontrol", "requeue", job)
@@ -144,13 +152,13 @@ def test_a_preempted_run_saves_and_goes_on(sweep: Sweep):
         "hydra.launcher.partition=preemptible",
         "hydra.launcher.sbatch={nodelist: 'node[1-2]'}",
     )
-    _until(sweep.reached("seed-1", 3))
+    sweep.until_step("dp2", 3)
     _slurm("sbatch", "--partition=main", "--nodelist=node[1-2]", "--exclusive", "--output=/dev/null", "--wrap=sleep 2")
     text = process.communicate(timeout=250)[0]
     assert process.returncode == 0, text
-    state = sweep.read("seed-1", "state.json")
+    state = sweep.read("dp2", "state.json")
     assert (state["state"], state["attempt"], state["requeues"]) == ("ok", 2, 1)
-    assert sweep.steps("seed-1") == list(range(30))
+    assert sweep.steps("dp2") == list(range(30))
 
 
 def test_a_node_without_power_is_survived(sweep: Sweep):
@@ -163,16 +171,16 @@ def test_a_node_without_power_is_survived(sweep: Sweep):
         "hydra.launcher.sbatch={nodelist: 'node[3-4]'}",
     )
     try:
-        _until(sweep.reached("seed-1", 7))
+        sweep.until_step("dp2", 7)
         subprocess.run([_CLUSTER, "kill-node", "node4"], check=True, capture_output=True)
-        _until(lambda: "seed-1" in _slurm("squeue", "-h", "-t", "PD", "-o", "%j"))
+        sweep.until(lambda: "dp2" in _slurm("squeue", "-h", "-t", "PD", "-o", "%j"))
     finally:
         subprocess.run([_CLUSTER, "start-node", "node4"], check=True, capture_output=True)
     text = process.communicate(timeout=250)[0]
     assert process.returncode == 0, text
-    state = sweep.read("seed-1", "state.json")
+    state = sweep.read("dp2", "state.json")
     assert (state["state"], state["attempt"]) == ("ok", 2)
-    assert sweep.steps("seed-1") == list(range(30))
+    assert sweep.steps("dp2") == list(range(30))
 
 
 def test_detached_jobs_are_seen_cancelled_and_resumed_from_any_shell(sweep: Sweep):

@@ -80,9 +80,19 @@ def _go_on(point: Point, reason: str) -> int:
     try:
         commands.requeue(before.job)
     except RunError as error:
-        if "already" not in str(error).lower() and "completing" not in str(error).lower():
+        if not _is_back(before.job, str(error)):
             conclude(folder, states.PREEMPTED, f"{reason}; it could not be put back into the queue: {error}")
     return PREEMPTED_CODE
+
+
+def _is_back(job: str, refusal: str) -> bool:
+    """Has somebody else put the job back, e.g. the `scontrol requeue` whose signal stopped the ranks? Slurm refuses a second one."""
+    if any(word in refusal.lower() for word in ("already", "completing", "pending")):
+        return True
+    try:
+        return commands.queue([job]).get(job, ("", ""))[0] in ("PENDING", "REQUEUED", "CONFIGURING")
+    except RunError:
+        return False
 
 
 def max_requeues(point: Point) -> int:
