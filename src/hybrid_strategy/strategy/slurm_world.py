@@ -1,7 +1,7 @@
 """Whether this process is one of a live Slurm step's tasks, by the step itself.
 
-Lightning 2.6 decides by the name of the job (lightning/fabric/plugins/environments/slurm.py, issue 19762): a notebook in an allocation
-would wait for tasks that nobody starts, and a step that is smaller than its job for ranks that do not exist.
+Lightning 2.6 decides by the name of the job (lightning/fabric/plugins/environments/slurm.py, issue 19762): a notebook in an
+allocation would wait for tasks that nobody starts, and a step smaller than its job for ranks that do not exist.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def _go_on(point: Point, reason: str) -> int:
 
 
 def _is_back(job: str, refusal: str) -> bool:
-    """Has somebody else put the job back, e.g. the `scontrol requeue` whose signal stopped the ranks? Slurm refuses a second one."""
+    """Has somebody else put the job back, e.g. the `scontrol requeue` whose signal stopped the ranks? Slurm wants it once."""
     if any(word in refusal.lower() for word in ("already", "completing", "pending")):
         return True
     try:
