@@ -1,7 +1,7 @@
 """B56, kind of fault: two owners of one signal; the whole array is put back; the job is put back before the state is safe.
 
-Ours: `scontrol requeue <array>_<task>` once, by one process, after the save. Here the batch script does it, with a `scontrol` that
-notes what it is asked; ranks: `tests/strategy/test_saving_callbacks.py`, a real Slurm: `tests/cluster/test_slurm.py`.
+Ours: `scontrol requeue <array>_<task>` once, by one process, after the save. Here the batch script does it, with a `scontrol`
+that notes what it is asked; ranks: `tests/strategy/test_saving_callbacks.py`, a real Slurm: `tests/cluster/test_slurm.py`.
 """
 
 from __future__ import annotations
