@@ -36,7 +36,7 @@ def _stopped(folder: Path, restarts: int, monkeypatch: pytest.MonkeyPatch) -> in
     assert command.main(["prepare", str(folder), "model=llama_tiny", "trainer=cpu", "strategy=single", "cluster.devices=1"]) == 0
     if command.main(["begin", str(folder)]):
         return 1
-    (folder / "preempted.json").write_text(json.dumps({"step": 7, "signal": "SIGUSR1"}))
+    (folder / "preempted.json").write_text(json.dumps({"step": 7, "signal": "SIGTERM"}))
     return command.main(["end", str(folder), "143"])
 
 
@@ -45,7 +45,7 @@ def test_one_task_of_the_array_once_after_the_save(called: Path, tmp_path: Path,
     assert _stopped(folder, 0, monkeypatch) == 75
     assert called.read_text().splitlines() == ["requeue 70_3", f"{folder}/preempted.json"]
     state = read_state(folder)
-    assert (state.state, state.reason) == ("pending", "stopped by a signal, saved at step 7; put back into the queue")
+    assert (state.state, state.reason) == ("pending", "stopped by SIGTERM, saved at step 7; put back into the queue")
     assert not (folder / "result.json").exists()
 
 

@@ -175,12 +175,12 @@ def _ready(composed: Composed, name: str, session: Session, sweep: Path) -> Read
 
 
 def swept_of(master: DictConfig, overrides: Sequence[str], common: Set[str] = frozenset()) -> dict[str, str]:
-    """The overrides of a point that neither the command line nor the sweep says of every point."""
+    """The overrides of a point that neither the command line nor the sweep says of every point; how it is submitted is no matter."""
     common = common | set(map(str, master.hydra.overrides.task))
     found = {}
     for each in overrides:
         key, _, value = each.partition("=")
-        if each not in common:
+        if each not in common and not key.lstrip("+").startswith("hydra."):
             found[key] = value
     return found
 

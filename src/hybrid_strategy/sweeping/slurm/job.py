@@ -22,6 +22,9 @@ from hybrid_strategy.sweeping.slurm import commands
 from hybrid_strategy.sweeping.slurm.script import BATCH_LOG
 
 _TAIL_BYTES = 20_000
+_BEFORE_THE_LIMIT = "SIGUSR1"
+"""What the script has Slurm send some time before the limit; preemption and requeues come as SIGTERM."""
+
 _STOPPED = re.compile(r"\*\*\* (?:STEP|JOB) [\w.+]+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*")
 
 
@@ -55,10 +58,12 @@ def end_job(folder: Path, code: int) -> int:
     said = batch_log_tail(folder)
     stopped = [found[1] or "" for found in _STOPPED.finditer(said)]
     saved = read_json(folder / PREEMPTED_FILE)
+    if saved is not None and saved.get("signal") == _BEFORE_THE_LIMIT:
+        return _go_on(point, f"it reached its time limit, saved at step {saved.get('step')}", states.TIMEOUT)
     if saved is not None:
-        return _go_on(point, f"stopped by a signal, saved at step {saved.get('step')}")
+        return _go_on(point, f"stopped by {saved.get('signal')}, saved at step {saved.get('step')}", states.PREEMPTED)
     if "PREEMPTION" in stopped or "JOB REQUEUE" in stopped:
-        return _go_on(point, "stopped by Slurm before it could save")
+        return _go_on(point, "stopped by Slurm before it could save", states.PREEMPTED)
     if "TIME LIMIT" in stopped:
         conclude(folder, states.TIMEOUT, with_step(folder, "it reached its time limit"))
         return code or 1
@@ -70,18 +75,18 @@ def end_job(folder: Path, code: int) -> int:
     return code or 1
 
 
-def _go_on(point: Point, reason: str) -> int:
-    """Once more, from the newest checkpoint; where that was too often or is not possible the point is `preempted`."""
+def _go_on(point: Point, reason: str, state: str) -> int:
+    """Once more, from the newest checkpoint; where that was too often or is not possible the point ends in this state."""
     folder, before = point.folder, read_state(point.folder)
     if before.requeues >= max_requeues(point):
-        conclude(folder, states.PREEMPTED, f"{reason}; max_requeues is {max_requeues(point)}")
+        conclude(folder, state, f"{reason}; max_requeues is {max_requeues(point)}")
         return PREEMPTED_CODE
     write_state(folder, replace(before, state=states.PENDING, reason=f"{reason}; put back into the queue"))
     try:
         commands.requeue(before.job)
     except RunError as error:
         if not _is_back(before.job, str(error)):
-            conclude(folder, states.PREEMPTED, f"{reason}; it could not be put back into the queue: {error}")
+            conclude(folder, state, f"{reason}; it could not be put back into the queue: {error}")
     return PREEMPTED_CODE
 
 
