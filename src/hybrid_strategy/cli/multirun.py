@@ -54,6 +54,9 @@ def run_sweep(given: Arguments, point: Point, target: str) -> int:
     code = run_app(replace(given, multirun=True), point, session)
     if session.error is not None:
         raise session.error
+    if session.failed and code == 0:  # they ran elsewhere, and said so there
+        print("\n".join(session.failed), file=sys.stderr)
+        return SWEEP_FAILED
     return close(session) if session.points and code == 0 else code
 
 

@@ -175,7 +175,7 @@ def _ready(composed: Composed, name: str, session: Session, sweep: Path) -> Read
 
 
 def swept_of(master: DictConfig, overrides: Sequence[str], common: Set[str] = frozenset()) -> dict[str, str]:
-    """The overrides of a point that neither the command line nor the sweep says of every point; how it is submitted is no matter."""
+    """The overrides of a point that neither the command line nor the sweep says of every point, but for those of its job."""
     common = common | set(map(str, master.hydra.overrides.task))
     found = {}
     for each in overrides:
