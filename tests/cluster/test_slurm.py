@@ -150,6 +150,7 @@ def test_a_preempted_run_saves_and_goes_on(sweep: Sweep):
         "model.step_seconds=0.2",
         "trainer.max_steps=30",
         "hydra.launcher.partition=preemptible",
+        "logger=csv_wandb",
         "hydra.launcher.sbatch={nodelist: 'node[1-2]'}",
     )
     sweep.until_step("dp2", 3)
@@ -159,6 +160,10 @@ def test_a_preempted_run_saves_and_goes_on(sweep: Sweep):
     state = sweep.read("dp2", "state.json")
     assert (state["state"], state["attempt"], state["requeues"]) == ("ok", 2, 1)
     assert sweep.steps("dp2") == list(range(30))
+    runs = [path.name for path in (sweep.points / "dp2/wandb").glob("offline-run-*")]
+    assert len(runs) == 2
+    assert len({name.rpartition("-")[2] for name in runs}) == 1, "one W&B run in two parts"
+    assert "wandb sync --append" in text
 
 
 def test_a_node_without_power_is_survived(sweep: Sweep):
@@ -207,6 +212,24 @@ def test_detached_jobs_are_seen_cancelled_and_resumed_from_any_shell(sweep: Swee
     assert str(sweep.points / "report.html") in sweep.run("sweep", "report", "s")[1]
     code, text = sweep.run("sweep", "logs", "s", "seed-1")
     assert (code, text) == (0, f"==> {sweep.points / 'seed-1/slurm/batch.log'}\n(nothing yet)\n")
+
+
+def test_a_run_that_is_submitted_by_hand(sweep: Sweep):
+    """Its nodes and tasks are those of the job; a layout that does not fit them is refused before a rank starts."""
+    script = _CLUSTER.with_name("train.sbatch")
+    own = [each for each in _BASE if not each.startswith(("hydra", "name"))]
+    environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join([str(sweep.folder), *sys.path])}
+    command = ["sbatch", "--parsable", "--wait", "--ntasks-per-node=1", str(script), *own, "trainer.max_steps=3"]
+    said = [
+        subprocess.run([*command, *more], cwd=sweep.folder, env=environment, capture_output=True, text=True, check=False)
+        for more in ([f"model.text='{_TEXT.replace(chr(39), chr(92) + chr(39))}'"], ["strategy=dp2"])
+    ]
+    good, refused = (sweep.folder / "outputs/train" / each.stdout.strip() for each in said)
+    assert [each.returncode for each in said] == [0, 2]
+    assert json.loads((good / "result.json").read_text())["state"] == "ok"
+    assert f"text is {_TEXT!r}" in (good / "logs/rank0.log").read_text()
+    assert "strategy.data_parallel_size" in (refused / "slurm/batch.log").read_text()
+    assert not (refused / "logs").exists()
 
 
 def test_a_dry_run_prints_the_scripts_and_what_slurm_refuses_is_one_clear_error(sweep: Sweep):

@@ -28,6 +28,7 @@ from hybrid_strategy.sweeping.session import Session
 from hybrid_strategy.sweeping.slurm import commands
 from hybrid_strategy.sweeping.slurm.script import BATCH_LOG
 from hybrid_strategy.sweeping.slurm.watching import Watcher
+from hybrid_strategy.sweeping.wandb_report import log_report
 
 _LINES = 40
 
@@ -144,6 +145,9 @@ def resume(book: Book, given: argparse.Namespace) -> int:
 def report(book: Book, given: argparse.Namespace) -> int:
     """Writes the results anew from the points' folders."""
     write_results(book)
+    problem = log_report(book)
+    if problem:
+        print(problem, file=sys.stderr)
     rows = [row_of(point) for point in book.points]
     for name in (CSV_FILE, JSON_FILE, REPORT_FILE):
         if (book.folder / name).exists():

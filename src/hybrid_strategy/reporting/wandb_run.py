@@ -7,7 +7,6 @@ for the upload (a helper process of wandb's may otherwise hold a node until its 
 from __future__ import annotations
 
 import atexit
-import netrc
 import os
 import sys
 import threading
@@ -21,7 +20,7 @@ from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning_utilities.core.rank_zero import rank_zero_only, rank_zero_warn
 
-_API_HOST = "api.wandb.ai"
+from hybrid_strategy.reporting.wandb_mode import resolve_mode
 
 _SUMMARIES = {
     "train_loss": "last,min",
@@ -165,25 +164,6 @@ class _Nothing:
 
     def __call__(self, *_: Any, **__: Any) -> None:
         return None
-
-
-def resolve_mode(mode: str) -> str:
-    """`auto` made definite: what `WANDB_MODE` says, else online where there is a key, else offline."""
-    if mode != "auto":
-        return mode
-    named = {"dryrun": "offline", "run": "online"}.get(os.environ.get("WANDB_MODE", ""), os.environ.get("WANDB_MODE", ""))
-    if named in ("online", "offline", "disabled"):
-        return named
-    return "online" if os.environ.get("WANDB_API_KEY") or _has_stored_key() else "offline"
-
-
-def _has_stored_key() -> bool:
-    """Has `wandb login` left a key on this machine?"""
-    host = os.environ.get("WANDB_BASE_URL", f"https://{_API_HOST}").partition("://")[2].split("/")[0].split(":")[0]
-    try:
-        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
 
 
 def _short(error: Exception) -> str:

@@ -52,10 +52,15 @@ def winner(book: Book, rows: Sequence[Row]) -> Point | None:
 
 def sync_lines(points: Sequence[Point], folder: Path) -> list[str]:
     """One line that uploads every offline W&B run of the sweep."""
-    runs = [each for point in points for each in sorted((point.folder / "wandb").glob("offline-run-*"))]
-    if not runs:
+    below, own = [path for point in points if point.folder != folder for path in _offline(point.folder)], _offline(folder)
+    if not below and not own:
         return []
-    if len(runs) == 1:
-        return [f"W&B: offline; upload with: wandb sync {shlex.quote(str(runs[0]))}"]
-    below = "*/wandb/offline-run-*" if any(point.folder != folder for point in points) else "wandb/offline-run-*"
-    return [f"W&B: {len(runs)} offline runs; upload with: wandb sync --append {shlex.quote(str(folder))}/{below}"]
+    if len(below) + len(own) == 1:
+        return [f"W&B: offline; upload with: wandb sync {shlex.quote(str((*below, *own)[0]))}"]
+    start = shlex.quote(str(folder))
+    places = ([f"{start}/*/wandb/offline-run-*"] if below else []) + ([f"{start}/wandb/offline-run-*"] if own else [])
+    return [f"W&B: {len(below) + len(own)} offline runs; upload with: wandb sync --append {' '.join(places)}"]
+
+
+def _offline(folder: Path) -> list[Path]:
+    return sorted((folder / "wandb").glob("offline-run-*"))
