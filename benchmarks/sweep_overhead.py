@@ -2,7 +2,7 @@
 
     python benchmarks/sweep_overhead.py [--points N] [--steps N] [--rounds N] [--json FILE]
 
-Both sides are the command line in fresh processes, with the same model, data and steps; the sides alternate, and which comes first, too.
+Both sides are the command line in fresh processes, with the same model, data and steps; they alternate, and so does who is first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hydra's submitit launcher under `hybrid train -m`, with its limits (`slurm/README.md`): who fails is seen, others have results."""
+"""Hydra's submitit launcher under `hybrid train -m`, with the limits that `slurm/README.md` names: who fails is seen."""
 
 from __future__ import annotations
 
