@@ -82,7 +82,8 @@ class Watched:
     def of(self, kind: str, file: str) -> dict[str, Any]:
         """A file of the point of this kind."""
         for path in self.points.glob("*/point.json"):
-            if json.loads(path.read_text())["swept"].get("model.kind") == kind:
+            swept = {key.lstrip("+"): value for key, value in _json(path).get("swept", {}).items()}
+            if swept.get("model.kind") == kind:
                 return _json(path.with_name(file))
         return {}
 

@@ -99,7 +99,7 @@ def test_what_was_found_stands_in_it(tmp_path: Path):
     assert "Swept: strategy.tensor_parallel_size = 1, 2, 4, 8" in text
     assert "Held fixed: 1,024 tokens a step, seed 1" in text
     assert "Best: tp2" in text, "equal losses: the faster one"
-    assert "hybrid train strategy.tensor_parallel_size=2" in text
+    assert "hybrid train strategy.tensor_parallel_size=2 name=tp2" in text
     assert "90 +100%" in text, "measured beside forecast"
     assert "1 ranks 100% (tp1); 2 ranks 90% (tp2); 4 ranks 75% (tp4)" in text
     assert "Outside a band of ±0.1% around tp1: tp4 (+10.0%); 1 inside" in text

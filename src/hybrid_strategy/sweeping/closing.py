@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hybrid_strategy.sweeping import states
 from hybrid_strategy.sweeping.book import Book
-from hybrid_strategy.sweeping.points import Point
+from hybrid_strategy.sweeping.points import Point, command_of
 from hybrid_strategy.sweeping.ranking import ranked
 from hybrid_strategy.sweeping.report.page import REPORT_FILE
 from hybrid_strategy.sweeping.results import CSV_FILE
@@ -28,7 +28,7 @@ def closing_lines(book: Book, rows: Sequence[Row], detached: bool) -> list[str]:
         lines[0] += f", {skipped} skipped"
     best = winner(book, rows)
     if best is not None and len(rows) > 1:
-        lines.append(f"best: {best.name}: hybrid train {' '.join(shlex.quote(each) for each in best.overrides)}")
+        lines.append(f"best: {best.name}: {command_of(best)}")
     lines.append(f"results: {book.folder / CSV_FILE}")
     report = book.folder / REPORT_FILE
     lines += [f"report: {report}"] if report.exists() else []

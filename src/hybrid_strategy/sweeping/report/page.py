@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -12,7 +11,7 @@ from typing import Any
 from hybrid_strategy.files import read_json, write_text
 from hybrid_strategy.sweeping import states
 from hybrid_strategy.sweeping.book import Book
-from hybrid_strategy.sweeping.points import Point
+from hybrid_strategy.sweeping.points import Point, command_of
 from hybrid_strategy.sweeping.ranking import ranked
 from hybrid_strategy.sweeping.report.figures import figures
 from hybrid_strategy.sweeping.rows import RESULT_FILE, Row, row_of
@@ -95,13 +94,12 @@ def _winner(best: Sequence[Entry]) -> str:
     if not best:
         return "<h2>Best</h2><p>No point ended well.</p>"
     first = best[0]
-    command = f"hybrid train {' '.join(shlex.quote(each) for each in first.point.overrides)}"
     loss = f"loss {first.row.loss:.4f}" if first.row.loss is not None else ""
     speed = f"{first.row.tokens_per_second:,.0f} tokens/s" if first.row.tokens_per_second else ""
     why = "Least loss; among losses that are equal within 0.1 %, the fastest."
     return (
         f'<h2>Best: {escape(first.point.name)}</h2><div class="panel"><p>{escape(", ".join(filter(None, (loss, speed))))}</p>'
-        f"<pre>{escape(command)}</pre></div><p class='soft'>{why}</p>"
+        f"<pre>{escape(command_of(first.point))}</pre></div><p class='soft'>{why}</p>"
     )
 
 
