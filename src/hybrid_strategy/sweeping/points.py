@@ -67,8 +67,10 @@ class Point:
 
 
 def command_of(point: Point) -> str:
-    """What runs this point alone, ready to paste. Where the sweep is a file, the rest of what it says comes with it: a sweep of one
-    point, since keys of the command line win over the file's."""
+    """What runs this point alone, ready to paste.
+
+    Where the sweep is a file the rest of what it says comes with it, as a sweep of one point: the command line wins over the file.
+    """
     words = [each for each in point.overrides if not each.lstrip("+").startswith(("hydra.", "name="))]
     start = ["hybrid", "train", *(["-m"] if any(each.startswith("sweeps=") for each in words) else [])]
     return " ".join([*start, *map(shlex.quote, words), f"name={point.name}"])
