@@ -69,7 +69,7 @@ class Point:
 def command_of(point: Point) -> str:
     """What runs this point alone, ready to paste.
 
-    Where the sweep is a file the rest of what it says comes with it, as a sweep of one point: the command line wins over the file.
+    Where the sweep is a file the rest of what it says comes with it, as a sweep of one point: the command line wins over files.
     """
     words = [each for each in point.overrides if not each.lstrip("+").startswith(("hydra.", "name="))]
     start = ["hybrid", "train", *(["-m"] if any(each.startswith("sweeps=") for each in words) else [])]
