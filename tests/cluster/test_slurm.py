@@ -86,8 +86,9 @@ def sweep(tmp_path: Path) -> Iterator[Sweep]:
     yield made
     _slurm("scancel", "--user=root")
     for process in made.started:
-        process.kill()
-        process.communicate()
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
 
 
 def _slurm(*command: str) -> str:

@@ -22,7 +22,7 @@ def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     noted = tmp_path / "called"
     tool = tmp_path / "bin" / "scontrol"
     tool.parent.mkdir()
-    tool.write_text(f'#!/bin/sh\necho "$@" >> {noted}\nls {tmp_path}/run/preempted.json >> {noted}\n')
+    tool.write_text(f'#!/bin/sh\necho "$@" >> {noted}\nls {tmp_path}/run/preempted.json >> {noted}\nexit 0\n')
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
     variables = {"SLURM_JOB_ID": "71", "SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "3", "SUBMITIT_PREEMPT_SIGNAL": "USR2"}
@@ -47,6 +47,22 @@ def test_one_task_of_the_array_once_after_the_save(called: Path, tmp_path: Path,
     state = read_state(folder)
     assert (state.state, state.reason) == ("pending", "stopped by SIGTERM, saved at step 7; put back into the queue")
     assert not (folder / "result.json").exists()
+
+
+def test_a_node_that_fails_is_no_failure_of_the_point(called: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script on the other node lives long enough to see `srun` killed; what Slurm says of the step tells why."""
+    folder = tmp_path / "run"
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "0")
+    assert command.main(["prepare", str(folder), "model=llama_tiny", "trainer=cpu", "strategy=single", "cluster.devices=1"]) == 0
+    assert command.main(["begin", str(folder)]) == 0
+    due = "DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"
+    (folder / "slurm").mkdir()
+    (folder / "slurm/batch.log").write_text(
+        f"=== point x\nslurmstepd-n3: error: *** STEP 3.0 ON n3 CANCELLED AT 2026-11-30T02:50 {due} ***\n"
+    )
+    assert command.main(["end", str(folder), "137"]) == 75
+    assert read_state(folder).reason == "a node failed; put back into the queue"
+    assert called.read_text().startswith("requeue 70_3")
 
 
 def test_after_so_many_times_it_is_over(called: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

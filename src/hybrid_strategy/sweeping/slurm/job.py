@@ -25,7 +25,7 @@ _TAIL_BYTES = 20_000
 _BEFORE_THE_LIMIT = "SIGUSR1"
 """What the script has Slurm send some time before the limit; preemption and requeues come as SIGTERM."""
 
-_STOPPED = re.compile(r"\*\*\* (?:STEP|JOB) [\w.+]+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*")
+_STOPPED = re.compile(r"\*\*\* (?:STEP|JOB) [\w.+]+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+))?")
 
 
 def begin_job(folder: Path) -> int:
@@ -56,7 +56,7 @@ def end_job(folder: Path, code: int) -> int:
         conclude(folder, states.OK, "")
         return 0
     said = batch_log_tail(folder)
-    stopped = [found[1] or "" for found in _STOPPED.finditer(said)]
+    stopped = [(found[1] or "").strip() for found in _STOPPED.finditer(said)]
     saved = read_json(folder / PREEMPTED_FILE)
     if saved is not None and saved.get("signal") == _BEFORE_THE_LIMIT:
         return _go_on(point, f"it reached its time limit, saved at step {saved.get('step')}", states.TIMEOUT)
@@ -64,6 +64,8 @@ def end_job(folder: Path, code: int) -> int:
         return _go_on(point, f"stopped by {saved.get('signal')}, saved at step {saved.get('step')}", states.PREEMPTED)
     if "PREEMPTION" in stopped or "JOB REQUEUE" in stopped:
         return _go_on(point, "stopped by Slurm before it could save", states.PREEMPTED)
+    if "NODE FAILURE" in stopped:
+        return _go_on(point, "a node failed", states.FAILED)
     if "TIME LIMIT" in stopped:
         conclude(folder, states.TIMEOUT, with_step(folder, "it reached its time limit"))
         return code or 1
