@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -11,6 +12,10 @@ import pytest
 
 from hybrid_strategy.reporting import wandb_run
 from hybrid_strategy.reporting.wandb_run import WandbRunLogger, resolve_mode
+from hybrid_strategy.reporting.wandb_tables import environment, plan_tables, rank_table, summary_of
+from hybrid_strategy.spec.batch import BatchSpec
+from hybrid_strategy.spec.layout import Layout
+from hybrid_strategy.spec.plan import Plan
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -38,6 +43,33 @@ def test_offline_without_a_key_one_run_with_the_nested_configuration(tmp_path: P
     assert where["mode"] == "offline"
     assert where["url"] is None
     assert [str(path) for path in (tmp_path / "wandb").glob("offline-run-*")] == [where["dir"]]
+
+
+def test_tables_summary_and_environment_without_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    key = "0123456789" * 4
+    monkeypatch.setenv("WANDB_API_KEY", key)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    plan = Plan(Layout(tensor_parallel_size=2), BatchSpec(8), 0.0, (("embed", "head"),), (3, 4), 7)
+    logger = WandbRunLogger(save_dir=str(tmp_path), mode="offline")
+    logger.log_hyperparams({"env": environment()})
+    ranks = [{"rank": 0, "host": "node1", "peak_memory_bytes": 3}, {"rank": 1, "host": "node2", "peak_memory_bytes": 4}]
+    for table in (*plan_tables(plan, None), rank_table(ranks)):
+        logger.log_rows(table.name, table.columns, table.rows)
+    result = {"steps": 3, "ranks": ranks, "measured": {"step_seconds": 0.5}, "forecast": None, "checkpoint": None}
+    logger.conclude(summary_of(result))
+    run = logger.experiment
+    assert run.config["env"]["slurm_job_id"] == "7"
+    assert run.config["env"]["torch"]
+    assert (run.summary["result/steps"], run.summary["measured/step_seconds"]) == (3, 0.5)
+    logger.finish()
+    found = {}
+    for path in (tmp_path / "wandb").rglob("*.table.json"):
+        found[path.name.partition("_")[0]] = json.loads(path.read_text())
+    assert found["stages"]["data"] == [[0, 2, "embed, head"]]
+    assert [row[0] for row in found["ranks"]["data"]] == [0, 1]
+    written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert written
+    assert not [each for each in written if key.encode() in each]
 
 
 def test_two_runs_of_one_process_are_two_runs(tmp_path: Path):

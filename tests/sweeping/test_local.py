@@ -24,7 +24,7 @@ from hybrid_strategy.sweeping.session import Session
 from tests.sweeping import fake_point as fake
 
 FAKE = (sys.executable, str(Path(fake.__file__)))
-BASE = ("model=llama_tiny", "trainer=cpu", "strategy=dp2", "logger=csv_wandb", "name=s", "hydra.launcher.poll_seconds=0.02")
+BASE = ("model=llama_tiny", "trainer=cpu", "strategy=dp2", "logger=csv", "name=s", "hydra.launcher.poll_seconds=0.02")
 
 
 @pytest.fixture(autouse=True)
@@ -173,7 +173,11 @@ def test_another_configuration_under_the_same_name_sets_the_earlier_run_aside(mo
 
 
 def test_runs_are_named_grouped_and_tagged_by_point(monkeypatch):
-    _sweep(monkeypatch, "seed=100,108", "strategy.sharding=zero1")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    _, said = _sweep(monkeypatch, "seed=100,108", "strategy.sharding=zero1", "logger=csv_wandb")
+    (report,) = Path("outputs/sweeps/s/wandb").glob("offline-run-*")
+    assert list((report / "files/media/html").glob("report_*.html"))
+    assert f"wandb sync {report.absolute()}" in said
     text = Path("outputs/sweeps/s/seed-108/config.yaml").read_text()
     for line in ("name: seed-108", "group: s", "- seed-108"):
         assert line in text

@@ -20,7 +20,7 @@ from hybrid_strategy.callbacks.results import RunResults
 from hybrid_strategy.callbacks.status import RunStatus
 from hybrid_strategy.checkpoint.verify import read_meta
 from hybrid_strategy.config.build import build_all, build_data, build_module, build_trainer
-from hybrid_strategy.config.forecasting import doubt_of, expected
+from hybrid_strategy.config.forecasting import doubt_of, expected, forecast_of
 from hybrid_strategy.config.plan import RunPlan, plan_of
 from hybrid_strategy.config.settings import RunConfig
 from hybrid_strategy.config.storage import PREEMPTED_FILE, RESULT_FILE, as_values, read_config
@@ -30,6 +30,7 @@ from hybrid_strategy.files import write_json
 from hybrid_strategy.modules.text_data import TextDataModule
 from hybrid_strategy.reporting.noise import keep_terminal_clear
 from hybrid_strategy.reporting.wandb_run import WandbRunLogger
+from hybrid_strategy.reporting.wandb_tables import environment, plan_tables, rank_table, summary_of
 from hybrid_strategy.strategy.account import WANDB_ID
 from hybrid_strategy.strategy.stopping import StoppedBySignal
 
@@ -124,12 +125,18 @@ def _set_up_torch(config: RunConfig) -> None:
 
 def _log_configuration(loggers: list[Any], config: RunConfig, planned: RunPlan) -> None:
     for logger in loggers:
-        if isinstance(logger, WandbRunLogger):
-            logger.log_hyperparams({**as_values(config), "plan": planned.to_dict()})
+        if isinstance(logger, WandbRunLogger) and _is_first():
+            logger.log_hyperparams({**as_values(config), "plan": planned.to_dict(), "env": environment()})
+            found = forecast_of(config, planned)
+            for table in plan_tables(planned.plan, found.ledger if found else None):
+                logger.log_rows(table.name, table.columns, table.rows)
 
 
 def _write_result(run_dir: Path, summary: dict[str, Any], loggers: list[Any]) -> None:
     for logger in loggers:
         if isinstance(logger, WandbRunLogger):
+            table = rank_table(summary["ranks"])
+            logger.log_rows(table.name, table.columns, table.rows)
+            logger.conclude(summary_of(summary))
             summary["wandb"] = logger.where()
     write_json(run_dir / RESULT_FILE, summary)

@@ -35,7 +35,8 @@ def run_app(arguments: Arguments, point: Point, session: Session | None = None) 
     """
     failures: list[HybridError] = []
 
-    def task(config: DictConfig) -> None:
+    def task(config: DictConfig) -> str | None:
+        """Text where it failed: a launcher of others may call this in another process, where nobody sees `failures`."""
         run_dir = Path(HydraConfig.get().runtime.output_dir)
         try:
             point(read(config, str(run_dir)), run_dir)
@@ -43,6 +44,8 @@ def run_app(arguments: Arguments, point: Point, session: Session | None = None) 
             failures.append(error)
             if arguments.multirun:
                 print(f"{run_dir}: {error}", file=sys.stderr)
+            return f"{run_dir}: {error}"
+        return None
 
     if session is not None:
         attach(task, session)
@@ -55,7 +58,7 @@ def run_app(arguments: Arguments, point: Point, session: Session | None = None) 
     return SWEEP_FAILED if failures else 0
 
 
-def _call_hydra(arguments: Arguments, task: Callable[[DictConfig], None]) -> None:
+def _call_hydra(arguments: Arguments, task: Callable[[DictConfig], str | None]) -> None:
     register()
     source = arguments.source
     flags = [*arguments.hydra_flags, *(["--multirun"] if arguments.multirun and not arguments.hydra_flags else [])]

@@ -18,6 +18,7 @@ from hybrid_strategy.sweeping.grid import choices_of
 from hybrid_strategy.sweeping.rows import Row, row_of
 from hybrid_strategy.sweeping.session import Session
 from hybrid_strategy.sweeping.settings import checked_settings
+from hybrid_strategy.sweeping.wandb_report import log_report
 
 _HERE = ("local", "basic")
 """Launchers that have no meaning for a single run."""
@@ -54,6 +55,9 @@ def run_sweep(given: Arguments, point: Point, target: str) -> int:
     code = run_app(replace(given, multirun=True), point, session)
     if session.error is not None:
         raise session.error
+    if session.failed and code == 0:  # they ran elsewhere, and said so there
+        print("\n".join(session.failed), file=sys.stderr)
+        return SWEEP_FAILED
     return close(session) if session.points and code == 0 else code
 
 
@@ -68,6 +72,9 @@ def close(session: Session) -> int:
     assert session.folder is not None  # known where there are points
     book = Book(session.folder, tuple(session.points), tuple(session.skipped), {})
     rows = [row_of(each) for each in session.points]
+    problem = "" if session.detached or session.single else log_report(book)
+    if problem:
+        session.console.print(problem, markup=False, highlight=False, soft_wrap=True)
     for line in closing_lines(book, rows, session.detached):
         session.console.print(line, markup=False, highlight=False, soft_wrap=True)
     if session.detached:

@@ -1,6 +1,7 @@
-"""One prepared point of a sweep: `python -m hybrid_strategy.cli.point run|begin|end FOLDER`, called by launchers and scripts.
+"""One point of a sweep: `python -m hybrid_strategy.cli.point prepare|run|begin|end FOLDER`, called by launchers and scripts.
 
 `run` starts the ranks on this machine; `begin` and `end` stand before and after `srun` in a batch script and import no torch.
+`prepare` makes the folder in a script that is submitted by hand (`slurm/train.sbatch`); elsewhere the launcher has made it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from hybrid_strategy import registry
 from hybrid_strategy.cli.plan import show
 from hybrid_strategy.cli.train import FIT, environment_of
+from hybrid_strategy.config.compose import Source
 from hybrid_strategy.config.plan import plan_of
 from hybrid_strategy.config.resume import newest_checkpoint
 from hybrid_strategy.config.storage import RESULT_FILE, read_config
@@ -21,24 +23,40 @@ from hybrid_strategy.launch import parent_death
 from hybrid_strategy.launch.job import Job, Launcher
 from hybrid_strategy.reporting.console import make_console
 from hybrid_strategy.reporting.summary import Closing, print_summary
+from hybrid_strategy.sweeping.points import read_point, write_point
+from hybrid_strategy.sweeping.prepare import prepare_alone
+from hybrid_strategy.sweeping.session import Session
 from hybrid_strategy.sweeping.slurm import job as slurm_job
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs one of the three parts."""
+    """Runs one of the four parts."""
     verb, folder = argv[0], Path(argv[1])
     if verb == "begin":
         return slurm_job.begin_job(folder)
     if verb == "end":
         return slurm_job.end_job(folder, int(argv[2]))
-    parent_death.guard()
     try:
+        if verb == "prepare":
+            return prepare(folder.absolute(), argv[2:])
+        parent_death.guard()
         return run(folder)
     except HybridError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
+
+
+def prepare(folder: Path, overrides: Sequence[str]) -> int:
+    """Makes the folder of a run that is submitted by hand, once: a job that was put back into the queue finds it as it was."""
+    if read_point(folder) is not None:
+        return 0
+    session = Session(make_console(), single=True, target=FIT)
+    made = prepare_alone(Source(tuple(overrides)), folder, session)
+    write_point(made.point, made.config, made.planned)
+    show(made.config, made.planned, session.console)
+    return 0
 
 
 def run(folder: Path) -> int:

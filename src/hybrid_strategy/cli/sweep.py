@@ -20,13 +20,15 @@ from hybrid_strategy.sweeping.launchers import RUNNERS
 from hybrid_strategy.sweeping.launching import run_points
 from hybrid_strategy.sweeping.lock import locked
 from hybrid_strategy.sweeping.points import Point
-from hybrid_strategy.sweeping.results import result_rows, write_results
+from hybrid_strategy.sweeping.report.page import REPORT_FILE
+from hybrid_strategy.sweeping.results import CSV_FILE, JSON_FILE, result_rows, write_results
 from hybrid_strategy.sweeping.rows import row_of
 from hybrid_strategy.sweeping.screen import skipped_lines, summary, table
 from hybrid_strategy.sweeping.session import Session
 from hybrid_strategy.sweeping.slurm import commands
 from hybrid_strategy.sweeping.slurm.script import BATCH_LOG
 from hybrid_strategy.sweeping.slurm.watching import Watcher
+from hybrid_strategy.sweeping.wandb_report import log_report
 
 _LINES = 40
 
@@ -143,8 +145,11 @@ def resume(book: Book, given: argparse.Namespace) -> int:
 def report(book: Book, given: argparse.Namespace) -> int:
     """Writes the results anew from the points' folders."""
     write_results(book)
+    problem = log_report(book)
+    if problem:
+        print(problem, file=sys.stderr)
     rows = [row_of(point) for point in book.points]
-    for name in ("results.csv", "results.json", "report.html"):
+    for name in (CSV_FILE, JSON_FILE, REPORT_FILE):
         if (book.folder / name).exists():
             print(book.folder / name)
     return sweep_code(rows)

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from yaml.error import MarkedYAMLError
 
 from hybrid_strategy.config.door import describe, known_keys
 from hybrid_strategy.config.settings import RunConfig
 from hybrid_strategy.errors import ConfigError, did_you_mean, message
 
-HYDRA_ERRORS: tuple[type[Exception], ...] = (HydraException, OmegaConfBaseException)
+HYDRA_ERRORS: tuple[type[Exception], ...] = (HydraException, OmegaConfBaseException, MarkedYAMLError)
 
 _FULL_KEY = re.compile(r"full_key: (\S+)")
 _VALUE = re.compile(r"^Value (.*) of type '(\w+)'", re.DOTALL)
@@ -53,12 +54,14 @@ def explained(error: Exception, kind: type = RunConfig, prefix: str = "") -> Con
     """The error for the user.
 
     Args:
-        error: raised by Hydra or OmegaConf.
+        error: raised by Hydra or OmegaConf, or by the YAML reader that they use.
         kind: the dataclass whose keys are meant.
         prefix: the dotted path at which `kind` stands in the whole configuration.
     """
     if isinstance(error, MissingConfigException):
         return _no_such_option(error)
+    if isinstance(error, MarkedYAMLError):
+        return _no_yaml(error)
     ambiguous = _AMBIGUOUS.search(str(error))
     if ambiguous is not None:
         name, _, value = ambiguous[1].partition("=")
@@ -69,6 +72,12 @@ def explained(error: Exception, kind: type = RunConfig, prefix: str = "") -> Con
         return ConfigError(text.strip())
     where = _FILE.match(str(error))
     return _by_key(text, key, kind, prefix, f" (in conf/{where[1]}.yaml)" if where else "")
+
+
+def _no_yaml(error: MarkedYAMLError) -> ConfigError:
+    mark = error.problem_mark
+    where = f"{mark.name}, line {mark.line + 1}" if mark is not None else "a file"
+    return ConfigError(message(where, Shown("no YAML"), error.problem or "it cannot be read", "", ""))
 
 
 def _deepest(error: Exception) -> tuple[str, str | None]:

@@ -100,7 +100,7 @@ def _check(override: Override, text: str) -> str:
     root = key.partition(".")[0]
     if key in OPEN_GROUPS and isinstance(override.value(), dict):
         return f"++{text.lstrip('+')}"
-    if key in GROUPS and isinstance(override.value(), (bool, int, float)):
+    if (key in GROUPS or "/" in key) and isinstance(override.value(), (bool, int, float)):
         rule, advice = "the option of a group is a name", f"hybrid plan --info searchpath shows where {key}/ is looked for"
         raise ConfigError(message(key, Shown(_value_text(override)), rule, "", advice))
     if root.partition("/")[0] == "hydra" or "/" in key or override.package is not None or key in GROUPS:

@@ -18,6 +18,9 @@ OPTIMIZERS = ("adamw", "sgd")
 SMALLEST_VOCABULARY = 257
 """256 bytes and the end of a text."""
 
+_AXES = ("data_parallel", "tensor_parallel", "pipeline_parallel", "context_parallel", "data_parallel_replicate")
+_PARTS = ("stages_per_rank", "num_microbatches", "micro_batch_size")
+
 PROFILERS = ("simple", "advanced", "pytorch")
 
 
@@ -48,6 +51,7 @@ def check_words(config: RunConfig) -> None:
                 "Set false",
             )
         )
+    _check_sizes(config)
     _check_at_least(config)
     _check_text_fits_model(config)
 
@@ -106,6 +110,14 @@ def _check_text(config: RunConfig) -> None:
 def _check_word(key: str, word: str | None, known: Iterable[str]) -> None:
     if word is not None and word not in known:
         raise ConfigError(message(key, word, "there is none of this name", "", did_you_mean(word, known)))
+
+
+def _check_sizes(config: RunConfig) -> None:
+    """A size is a number or `auto`; another word is a slip of the pen, not a layout that happens not to fit."""
+    for key in (*(f"{axis}_size" for axis in _AXES), *_PARTS):
+        value = getattr(config.strategy, key)
+        if isinstance(value, str) and value != AUTO:
+            raise ConfigError(message(f"strategy.{key}", value, "it must be a whole number of 1 or more", "", "Set 1 or more"))
 
 
 def _check_at_least(config: RunConfig) -> None:

@@ -92,7 +92,9 @@ def main() -> None:
     code = worker.run(target, run_dir, rank)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    if code:
+        os._exit(code)
+    worker.leave()
 
 
 if __name__ == "__main__":

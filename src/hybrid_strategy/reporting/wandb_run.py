@@ -7,7 +7,6 @@ for the upload (a helper process of wandb's may otherwise hold a node until its 
 from __future__ import annotations
 
 import atexit
-import netrc
 import os
 import sys
 import threading
@@ -21,7 +20,14 @@ from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning_utilities.core.rank_zero import rank_zero_only, rank_zero_warn
 
-_API_HOST = "api.wandb.ai"
+from hybrid_strategy.reporting.wandb_mode import resolve_mode
+
+_SUMMARIES = {
+    "train_loss": "last,min",
+    **dict.fromkeys(("val_loss", "val/loss", "validation/loss"), "last,min"),
+    "throughput/tokens_per_second": "last,mean,max",
+}
+"""What the run's summary says of a metric; of others it is the last value."""
 
 
 class WandbRunLogger(WandbLogger):
@@ -75,6 +81,16 @@ class WandbRunLogger(WandbLogger):
         self._attempt(super().log_metrics, metrics, step)
 
     @rank_zero_only
+    def log_rows(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """A table of the run, as `log_table` without what only notebooks have."""
+        self._attempt(super().log_table, name, list(columns), [list(row) for row in rows])
+
+    @rank_zero_only
+    def conclude(self, summary: Mapping[str, Any]) -> None:
+        """Values of the run's summary that are no metrics."""
+        self._attempt(lambda: self.experiment.summary.update(dict(summary)))
+
+    @rank_zero_only
     def finish(self) -> None:
         """Closes the run; waits at most `finish_timeout` seconds, then lets the process end without it."""
         if self._experiment is None or self._finished:
@@ -123,6 +139,8 @@ class WandbRunLogger(WandbLogger):
         run = wandb.init(**self._wandb_init, mode=mode, settings=settings, reinit="create_new")
         run.define_metric("trainer/global_step")
         run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
+        for name, summary in _SUMMARIES.items():
+            run.define_metric(name, step_metric="trainer/global_step", step_sync=True, summary=summary)
         return run
 
     def _attempt(self, function: Any, *arguments: Any) -> None:
@@ -146,25 +164,6 @@ class _Nothing:
 
     def __call__(self, *_: Any, **__: Any) -> None:
         return None
-
-
-def resolve_mode(mode: str) -> str:
-    """`auto` made definite: what `WANDB_MODE` says, else online where there is a key, else offline."""
-    if mode != "auto":
-        return mode
-    named = {"dryrun": "offline", "run": "online"}.get(os.environ.get("WANDB_MODE", ""), os.environ.get("WANDB_MODE", ""))
-    if named in ("online", "offline", "disabled"):
-        return named
-    return "online" if os.environ.get("WANDB_API_KEY") or _has_stored_key() else "offline"
-
-
-def _has_stored_key() -> bool:
-    """Has `wandb login` left a key on this machine?"""
-    host = os.environ.get("WANDB_BASE_URL", f"https://{_API_HOST}").partition("://")[2].split("/")[0].split(":")[0]
-    try:
-        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
 
 
 def _short(error: Exception) -> str:

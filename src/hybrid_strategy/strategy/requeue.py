@@ -15,12 +15,14 @@ def slurm_job_id() -> str:
 def requeue() -> str:
     """Puts this job back; to be called by one process, once.
 
+    Slurm ends the whole step as soon as it has the request: `scontrol` has a session of its own, so that it lives to answer.
+
     Returns:
         Why it could not be done; empty where it was.
     """
     command = ["scontrol", "requeue", slurm_job_id()]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, start_new_session=True, check=False)
     except OSError as error:
         return f"{' '.join(command)}: {error}"
     return "" if done.returncode == 0 else f"{' '.join(command)}: {done.stderr.strip() or f'exit code {done.returncode}'}"

@@ -11,6 +11,7 @@ from lightning.pytorch.strategies.parallel import ParallelStrategy
 from torch import Tensor
 
 from hybrid_strategy.strategy import _lightning
+from hybrid_strategy.strategy.slurm_world import judged
 
 
 class WorldStrategy(ParallelStrategy):
@@ -33,6 +34,7 @@ class WorldStrategy(ParallelStrategy):
         return self.num_nodes * self.num_processes > 1
 
     def set_world_ranks(self) -> None:
+        self.cluster_environment = judged(self.cluster_environment, self.num_nodes, self.num_processes)
         environment = self.cluster_environment
         if environment is not None:
             environment.set_global_rank(self.node_rank * self.num_processes + self.local_rank)

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from hybrid_strategy.sweeping import states
 from hybrid_strategy.sweeping.book import Book
-from hybrid_strategy.sweeping.points import Point
+from hybrid_strategy.sweeping.points import Point, command_of
+from hybrid_strategy.sweeping.ranking import ranked
+from hybrid_strategy.sweeping.report.page import REPORT_FILE
 from hybrid_strategy.sweeping.results import CSV_FILE
 from hybrid_strategy.sweeping.rows import Row
 from hybrid_strategy.sweeping.screen import summary
@@ -26,9 +28,9 @@ def closing_lines(book: Book, rows: Sequence[Row], detached: bool) -> list[str]:
         lines[0] += f", {skipped} skipped"
     best = winner(book, rows)
     if best is not None and len(rows) > 1:
-        lines.append(f"best: {best.name}: hybrid train {' '.join(shlex.quote(each) for each in best.overrides)}")
+        lines.append(f"best: {best.name}: {command_of(best)}")
     lines.append(f"results: {book.folder / CSV_FILE}")
-    report = book.folder / "report.html"
+    report = book.folder / REPORT_FILE
     lines += [f"report: {report}"] if report.exists() else []
     lines += sync_lines(book.points, book.folder)
     if any(states.bad(row.state) for row in rows):
@@ -42,29 +44,23 @@ def verb_lines(verbs: Sequence[str], folder: str) -> str:
 
 
 def winner(book: Book, rows: Sequence[Row]) -> Point | None:
-    """The point with the least loss, the fastest of equal ones; by speed alone where losses are equal within noise."""
-    done = [
-        (row.loss if row.loss is not None else float("inf"), -(row.tokens_per_second or 0.0), point)
-        for row, point in zip(rows, book.points, strict=True)
-        if row.state == states.OK
-    ]
-    if not done:
-        return None
-    least = min(loss for loss, _, _ in done)
-    close = [each for each in done if each[0] <= least * (1 + SAME_LOSS) or each[0] == least]
-    return min(close, key=lambda each: each[1])[2]
-
-
-SAME_LOSS = 1e-3
-"""Relative difference below which two losses are taken to be the same: layouts differ in rounding only."""
+    """The best point; None where none has ended well."""
+    done = [(row, point) for row, point in zip(rows, book.points, strict=True) if row.state == states.OK]
+    best = ranked(done, lambda each: each[0].loss, lambda each: each[0].tokens_per_second)
+    return best[0][1] if best else None
 
 
 def sync_lines(points: Sequence[Point], folder: Path) -> list[str]:
     """One line that uploads every offline W&B run of the sweep."""
-    runs = [each for point in points for each in sorted((point.folder / "wandb").glob("offline-run-*"))]
-    if not runs:
+    below, own = [path for point in points if point.folder != folder for path in _offline(point.folder)], _offline(folder)
+    if not below and not own:
         return []
-    if len(runs) == 1:
-        return [f"W&B: offline; upload with: wandb sync {shlex.quote(str(runs[0]))}"]
-    below = "*/wandb/offline-run-*" if any(point.folder != folder for point in points) else "wandb/offline-run-*"
-    return [f"W&B: {len(runs)} offline runs; upload with: wandb sync --append {shlex.quote(str(folder))}/{below}"]
+    if len(below) + len(own) == 1:
+        return [f"W&B: offline; upload with: wandb sync {shlex.quote(str((*below, *own)[0]))}"]
+    start = shlex.quote(str(folder))
+    places = ([f"{start}/*/wandb/offline-run-*"] if below else []) + ([f"{start}/wandb/offline-run-*"] if own else [])
+    return [f"W&B: {len(below) + len(own)} offline runs; upload with: wandb sync --append {' '.join(places)}"]
+
+
+def _offline(folder: Path) -> list[Path]:
+    return sorted((folder / "wandb").glob("offline-run-*"))

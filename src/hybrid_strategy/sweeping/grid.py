@@ -15,6 +15,7 @@ from hydra.errors import HydraException, OverrideParseException
 from hybrid_strategy.config.messages import Shown, quoted
 from hybrid_strategy.config.overrides import checked
 from hybrid_strategy.errors import ConfigError, message
+from hybrid_strategy.sweeping.settings import checked_settings
 
 Overrides = tuple[str, ...]
 
@@ -43,7 +44,7 @@ def choices_of(params: Mapping[str, Any], arguments: Sequence[str], loader: Any 
     """
     typed = [f"{key}={_typed(value)}" for key, value in params.items()]
     found: dict[str, Choice] = {}
-    for text in (*checked(typed), *arguments):
+    for text in (*checked_settings(checked(typed)), *arguments):
         made = _choice(_parse(text, loader), text)
         found.pop(made.key, None)
         found[made.key] = made
@@ -107,7 +108,7 @@ def sets_of(points: Sequence[Any], choices: Sequence[Choice]) -> list[list[str]]
             rule = "each point is a mapping of keys to values"
             raise ConfigError(message(f"hydra.sweeper.points[{index}]", point, rule, "", "Set {key: value, ...}"))
         kept = [f"{key}={_literal(value)}" for key, value in point.items() if str(key) not in named]
-        sets.append(checked(kept))
+        sets.append(list(checked_settings(checked(kept))))
     return [list(each) for each in dict.fromkeys(tuple(each) for each in sets)] or [[]]
 
 

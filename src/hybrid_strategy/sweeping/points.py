@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -63,6 +64,16 @@ class Point:
         values = dict(vars(self))
         del values["folder"]
         return {**values, "resources": vars(self.resources)}
+
+
+def command_of(point: Point) -> str:
+    """What runs this point alone, ready to paste.
+
+    Where the sweep is a file the rest of what it says comes with it, as a sweep of one point: the command line wins over files.
+    """
+    words = [each for each in point.overrides if not each.lstrip("+").startswith(("hydra.", "name="))]
+    start = ["hybrid", "train", *(["-m"] if any(each.startswith("sweeps=") for each in words) else [])]
+    return " ".join([*start, *map(shlex.quote, words), f"name={point.name}"])
 
 
 def read_point(folder: Path) -> Point | None:

@@ -13,13 +13,16 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from hybrid_strategy.config.compose import Source, compose
 from hybrid_strategy.config.messages import HYDRA_ERRORS, explained
+from hybrid_strategy.config.overrides import check_nothing_ignored
 from hybrid_strategy.config.plan import RunPlan, plan_of
 from hybrid_strategy.config.schema import read
 from hybrid_strategy.config.settings import AUTO, ClusterSettings, RunConfig
 from hybrid_strategy.config.targets import BY_TARGET, WandbSettings
 from hybrid_strategy.config.world import visible_gpus
 from hybrid_strategy.errors import LayoutError, ModelError
+from hybrid_strategy.sweeping.facts import facts_of
 from hybrid_strategy.sweeping.layouts import Skipped, check_values
 from hybrid_strategy.sweeping.naming import tags, unique
 from hybrid_strategy.sweeping.points import Point, Resources, digest_of
@@ -81,6 +84,23 @@ def prepare(batch: Batch, session: Session, folder: Path) -> list[Ready]:
     names = ["_".join(each) or one.planned.plan.layout.name for each, one in zip(words, composed, strict=True)]
     names = unique(names, [each.swept for each in composed], [each.name for each in session.points])
     return [_ready(each, name, session, folder) for each, name in zip(composed, names, strict=True)]
+
+
+def prepare_alone(source: Source, folder: Path, session: Session) -> Ready:
+    """One run in its folder, without a sweep.
+
+    Raises:
+        HybridError: it cannot be run.
+    """
+    composed = compose(source)
+    check_nothing_ignored(source.overrides, composed.model)
+    try:
+        with _hydra(composed):
+            config = read(composed, _SOMEWHERE)
+    except HYDRA_ERRORS as error:
+        raise explained(error) from error
+    made = Composed(source.overrides, {}, 0, config, plan_of(config), {})
+    return _ready(made, config.name, session, folder)
 
 
 def _compose(batch: Batch, overrides: tuple[str, ...], number: int, common: Set[str]) -> Composed | Skipped:
@@ -155,12 +175,12 @@ def _ready(composed: Composed, name: str, session: Session, sweep: Path) -> Read
 
 
 def swept_of(master: DictConfig, overrides: Sequence[str], common: Set[str] = frozenset()) -> dict[str, str]:
-    """The overrides of a point that neither the command line nor the sweep says of every point."""
+    """The overrides of a point that neither the command line nor the sweep says of every point, but for those of its job."""
     common = common | set(map(str, master.hydra.overrides.task))
     found = {}
     for each in overrides:
         key, _, value = each.partition("=")
-        if each not in common:
+        if each not in common and not key.lstrip("+").startswith("hydra."):
             found[key] = value
     return found
 
@@ -223,34 +243,3 @@ def _named(config: RunConfig, naming: Naming) -> RunConfig:
             entry["group"] = entry.get("group") or naming.group or None
         loggers[key] = entry
     return replace(config, logger=loggers)
-
-
-def facts_of(config: RunConfig, planned: RunPlan) -> dict[str, Any]:
-    """Plain values of a point for tables and for what the sweep says it holds fixed."""
-    plan, world = planned.plan, planned.world
-    length = config.model.get("sequence_length")
-    rows = plan.batch.global_batch_size
-    return {
-        "layout": plan.layout.name,
-        "data_parallel_size": plan.layout.data_parallel_size,
-        "tensor_parallel_size": plan.layout.tensor_parallel_size,
-        "pipeline_parallel_size": plan.layout.pipeline_parallel_size,
-        "context_parallel_size": plan.layout.context_parallel_size,
-        "sharding": plan.layout.sharding,
-        "schedule": plan.layout.schedule if plan.layout.pipeline_parallel_size > 1 else None,
-        "stages_per_rank": plan.layout.stages_per_rank,
-        "activation_checkpoint": plan.layout.activation_checkpoint,
-        "num_microbatches": plan.batch.num_microbatches,
-        "global_batch_size": rows or None,
-        "sequence_length": length,
-        "tokens_per_step": rows * length if rows and isinstance(length, int) else None,
-        "bubble_fraction": plan.bubble_fraction,
-        "learning_rate": plan.learning_rate,
-        "num_parameters": plan.num_parameters or None,
-        "world_size": world.size,
-        "num_nodes": world.num_nodes,
-        "accelerator": world.accelerator,
-        "seed": config.seed,
-        "max_steps": config.trainer.max_steps,
-        "precision": config.precision.mode,
-    }

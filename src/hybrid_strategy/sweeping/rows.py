@@ -62,8 +62,8 @@ def row_of(point: Point) -> Row:
 
 
 def difference(point: Point, tokens_per_second: float | None) -> float | None:
-    """Measured speed over the forecast one, less 1; None where there is no forecast."""
-    expected = point.facts.get("forecast_tokens_per_second")
+    """Measured speed over the forecast one, less 1; None where there is no forecast, or one that is a guess."""
+    expected = None if point.facts.get("forecast_doubt") else point.facts.get("forecast_tokens_per_second")
     return tokens_per_second / expected - 1 if tokens_per_second and expected else None
 
 

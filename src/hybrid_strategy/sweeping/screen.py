@@ -16,6 +16,7 @@ from hybrid_strategy.sweeping import states
 from hybrid_strategy.sweeping.book import Book
 from hybrid_strategy.sweeping.layouts import Skipped
 from hybrid_strategy.sweeping.points import Point
+from hybrid_strategy.sweeping.ranking import ranked
 from hybrid_strategy.sweeping.rows import Row, row_of
 from hybrid_strategy.units import format_bytes, format_seconds
 
@@ -188,15 +189,10 @@ def summary(rows: Sequence[Row]) -> str:
     left = seconds_left(rows)
     if left is not None:
         words.append(f"about {format_seconds(left)} left")
-    best = min((row for row in rows if row.state == states.OK and row.loss is not None), key=_rank, default=None)
-    if best is not None:
-        words.append(f"best so far {best.name}")
+    done = [row for row in rows if row.state == states.OK and row.loss is not None]
+    if done:
+        words.append(f"best so far {ranked(done, lambda row: row.loss, lambda row: row.tokens_per_second)[0].name}")
     return ", ".join(words)
-
-
-def _rank(row: Row) -> tuple[float, float]:
-    assert row.loss is not None
-    return row.loss, -(row.tokens_per_second or 0.0)
 
 
 def seconds_left(rows: Sequence[Row]) -> float | None:

@@ -35,6 +35,7 @@ class Session:
         folder: of the sweep, once it is known.
         error: what ended the sweep; Hydra would print it its own way.
         detached: jobs go on after the command has ended.
+        failed: what failed points said that a launcher of others has run.
     """
 
     console: Console
@@ -49,6 +50,7 @@ class Session:
     folder: Path | None = None
     error: HybridError | None = None
     detached: bool = False
+    failed: list[str] = field(default_factory=list)
 
 
 _SESSIONS: weakref.WeakKeyDictionary[Callable[..., Any], Session] = weakref.WeakKeyDictionary()

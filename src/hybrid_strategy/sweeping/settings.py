@@ -17,6 +17,15 @@ from hybrid_strategy.errors import ConfigError, did_you_mean, message
 
 T = TypeVar("T")
 
+_LEAST = {
+    "max_parallel": 1,
+    "poll_seconds": 0.01,
+    "cpus_per_task": 1,
+    "signal_seconds": 1,
+    "max_requeues": 0,
+    "top": 1,
+    "slack": 1,
+}
 _CLOCK = re.compile(r"^(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?$")
 
 
@@ -116,14 +125,19 @@ def settings_of(kind: type[T], values: Mapping[str, Any], prefix: str) -> T:
     Raises:
         ConfigError: by full key.
     """
-    given = {key: value for key, value in values.items() if key != "_target_" and value is not None}
+    given = {key: value for key, value in values.items() if key != "_target_"}
     try:
         merged = OmegaConf.merge(OmegaConf.structured(door(cast(type, kind))), OmegaConf.create(escape(given)))
         plain = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise explained(error, kind, prefix) from error
     assert isinstance(plain, dict)
-    return from_plain(kind, {str(key): value for key, value in plain.items()})
+    made: T = from_plain(kind, {str(key): value for key, value in plain.items()})
+    for name, least in _LEAST.items():
+        value = getattr(made, name, None)
+        if value is not None and value < least:
+            raise ConfigError(message(f"{prefix}.{name}", value, f"it must be {least} or more", "", f"Set {least} or more"))
+    return made
 
 
 def checked_settings(overrides: Sequence[str]) -> tuple[str, ...]:

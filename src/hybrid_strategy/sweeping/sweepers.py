@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn
 from omegaconf import DictConfig
 
 from hybrid_strategy.config.messages import HYDRA_ERRORS, explained
@@ -53,7 +54,20 @@ def _guarded(sweep: Sweep, launch: Launch, make: Callable[[], list[Overrides]]) 
     except HybridError as error:
         sweep.session.error = error
         return []
-    return [launch(points)]
+    returned = launch(points)
+    sweep.session.failed.extend(_failures(returned))
+    return [returned]
+
+
+def _failures(returned: Sequence[JobReturn]) -> Iterator[str]:
+    """What points say that another launcher than ours has run, perhaps in processes of its own: text is a failure's."""
+    for job in returned:
+        try:
+            value = job.return_value
+        except Exception as error:  # Hydra raises what the job has raised, whatever that is
+            value = f"{' '.join(job.overrides or ())}: {type(error).__name__}: {error}"
+        if isinstance(value, str):
+            yield value
 
 
 def grid_points(sweep: Sweep, arguments: Sequence[str]) -> list[Overrides]:

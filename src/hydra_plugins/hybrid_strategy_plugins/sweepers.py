@@ -32,15 +32,19 @@ class GridSweeper(Sweeper):
         return self._run(sweep_grid, arguments)
 
     def _run(self, function: Any, arguments: list[str]) -> Any:
+        from hybrid_strategy.errors import HybridError
         from hybrid_strategy.sweeping.session import session_of
         from hybrid_strategy.sweeping.settings import SweeperSettings, settings_of
         from hybrid_strategy.sweeping.sweepers import Sweep
 
-        plain = OmegaConf.to_container(OmegaConf.create(self.settings), resolve=True)
-        settings = settings_of(SweeperSettings, dict(plain), "hydra.sweeper")  # type: ignore[arg-type]
         session = session_of(self.task_function, "grid")
-        sweep = Sweep(self.hydra_context.config_loader, self.config, settings, session)
-        return function(sweep, arguments, self._launch)
+        plain = OmegaConf.to_container(OmegaConf.create(self.settings), resolve=True)
+        try:
+            settings = settings_of(SweeperSettings, dict(plain), "hydra.sweeper")  # type: ignore[arg-type]
+        except HybridError as error:
+            session.error = error  # Hydra would print it its own way
+            return None
+        return function(Sweep(self.hydra_context.config_loader, self.config, settings, session), arguments, self._launch)
 
     def _launch(self, points: Sequence[Sequence[str]]) -> Any:
         assert self.launcher is not None  # made by `setup`

@@ -22,7 +22,10 @@ from hybrid_strategy.sweeping.slurm import commands
 from hybrid_strategy.sweeping.slurm.script import BATCH_LOG
 
 _TAIL_BYTES = 20_000
-_STOPPED = re.compile(r"\*\*\* (?:STEP|JOB) [\w.+]+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*")
+_BEFORE_THE_LIMIT = "SIGUSR1"
+"""What the script has Slurm send some time before the limit; preemption and requeues come as SIGTERM."""
+
+_STOPPED = re.compile(r"\*\*\* (?:STEP|JOB) [\w.+]+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+))?")
 
 
 def begin_job(folder: Path) -> int:
@@ -53,12 +56,16 @@ def end_job(folder: Path, code: int) -> int:
         conclude(folder, states.OK, "")
         return 0
     said = batch_log_tail(folder)
-    stopped = [found[1] or "" for found in _STOPPED.finditer(said)]
+    stopped = [(found[1] or "").strip() for found in _STOPPED.finditer(said)]
     saved = read_json(folder / PREEMPTED_FILE)
+    if saved is not None and saved.get("signal") == _BEFORE_THE_LIMIT:
+        return _go_on(point, f"it reached its time limit, saved at step {saved.get('step')}", states.TIMEOUT)
     if saved is not None:
-        return _go_on(point, f"stopped by a signal, saved at step {saved.get('step')}")
+        return _go_on(point, f"stopped by {saved.get('signal')}, saved at step {saved.get('step')}", states.PREEMPTED)
     if "PREEMPTION" in stopped or "JOB REQUEUE" in stopped:
-        return _go_on(point, "stopped by Slurm before it could save")
+        return _go_on(point, "stopped by Slurm before it could save", states.PREEMPTED)
+    if "NODE FAILURE" in stopped:
+        return _go_on(point, "a node failed", states.FAILED)
     if "TIME LIMIT" in stopped:
         conclude(folder, states.TIMEOUT, with_step(folder, "it reached its time limit"))
         return code or 1
@@ -70,19 +77,29 @@ def end_job(folder: Path, code: int) -> int:
     return code or 1
 
 
-def _go_on(point: Point, reason: str) -> int:
-    """Once more, from the newest checkpoint; where that was too often or is not possible the point is `preempted`."""
+def _go_on(point: Point, reason: str, state: str) -> int:
+    """Once more, from the newest checkpoint; where that was too often or is not possible the point ends in this state."""
     folder, before = point.folder, read_state(point.folder)
     if before.requeues >= max_requeues(point):
-        conclude(folder, states.PREEMPTED, f"{reason}; max_requeues is {max_requeues(point)}")
+        conclude(folder, state, f"{reason}; max_requeues is {max_requeues(point)}")
         return PREEMPTED_CODE
     write_state(folder, replace(before, state=states.PENDING, reason=f"{reason}; put back into the queue"))
     try:
         commands.requeue(before.job)
     except RunError as error:
-        if "already" not in str(error).lower() and "completing" not in str(error).lower():
-            conclude(folder, states.PREEMPTED, f"{reason}; it could not be put back into the queue: {error}")
+        if not _is_back(before.job, str(error)):
+            conclude(folder, state, f"{reason}; it could not be put back into the queue: {error}")
     return PREEMPTED_CODE
+
+
+def _is_back(job: str, refusal: str) -> bool:
+    """Has somebody else put the job back, e.g. the `scontrol requeue` whose signal stopped the ranks? Slurm wants it once."""
+    if any(word in refusal.lower() for word in ("already", "completing", "pending")):
+        return True
+    try:
+        return commands.queue([job]).get(job, ("", ""))[0] in ("PENDING", "REQUEUED", "CONFIGURING")
+    except RunError:
+        return False
 
 
 def max_requeues(point: Point) -> int:

@@ -32,6 +32,11 @@ def options_of(point: Point, settings: SlurmSettings, sweep: str) -> dict[str, A
     }
     named = ("partition", "account", "qos", "constraint", "reservation", "mem", "cpus_per_task")
     options |= {name.replace("_", "-"): getattr(settings, name) for name in named if getattr(settings, name) is not None}
+    if settings.signal_seconds >= seconds:
+        rule = "the ranks would be told to save as soon as they start"
+        numbers = f"The time limit is {seconds:g} s"
+        key = "hydra.launcher.signal_seconds"
+        raise ConfigError(message(key, settings.signal_seconds, rule, numbers, f"Set {int(seconds // 2)}, or a longer time"))
     options["signal"] = f"USR1@{settings.signal_seconds}"
     options["requeue" if settings.max_requeues else "no-requeue"] = True
     options |= {str(name).lstrip("-"): value for name, value in settings.sbatch.items()}

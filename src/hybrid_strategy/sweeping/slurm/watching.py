@@ -73,10 +73,15 @@ class Watcher:
             self._ended_at.pop(point.name, None)
             self._note(point, state, slurm, reason)
             return True
-        if state.state in states.ENDED and (point.folder / RESULT_FILE).exists():
+        concluded = state.state in states.ENDED and (point.folder / RESULT_FILE).exists()
+        if concluded and state.state == states.OK:
+            return False
+        if slurm == "COMPLETING":  # where a node has failed its script says `failed`, and Slurm puts the job back after this
+            return True
+        if concluded:
             return False
         since = self._ended_at.setdefault(point.name, time.monotonic())
-        if slurm == "COMPLETING" or time.monotonic() - since < self.patience_seconds:
+        if time.monotonic() - since < self.patience_seconds:
             return True
         self._conclude(point, slurm or commands.ended_as(state.job))
         return False

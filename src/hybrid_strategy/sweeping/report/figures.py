@@ -1,0 +1,115 @@
+"""The figures of the report, each with a sentence that says how to read it; one that has nothing to show is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from hybrid_strategy.sweeping import states
+from hybrid_strategy.sweeping.book import Book
+from hybrid_strategy.sweeping.points import Point
+from hybrid_strategy.sweeping.report.charts import Cell, Chart, Line, heat_map, line_chart, short
+from hybrid_strategy.sweeping.report.losses import Band, band_of, comparable, curves_of
+from hybrid_strategy.sweeping.report.scaling import Measured, Scaling, scalings
+from hybrid_strategy.sweeping.rows import Row
+
+_PLACES = 8000
+"""Places of all loss curves together."""
+
+_COLOURED = 6
+_TENSOR, _PIPELINE = "tensor_parallel_size", "pipeline_parallel_size"
+
+
+def figures(best: Sequence[Point], rows: Mapping[str, Row], book: Book) -> list[str]:
+    """Heat map, scaling and loss curves.
+
+    Args:
+        best: points that ended well, best first.
+        rows: of all points by name.
+    """
+    parts = [_heat(rows, book), *(_scaling(each) for each in scalings(_measured(best, rows))), _losses(best)]
+    shown = [part for part in parts if part]
+    return [f'<h2>Figures</h2><div class="charts">{"".join(shown)}</div>'] if shown else []
+
+
+def _measured(points: Sequence[Point], rows: Mapping[str, Row]) -> list[Measured]:
+    speeds = [(point, rows[point.name].tokens_per_second) for point in points]
+    return [Measured(point, speed) for point, speed in speeds if speed]
+
+
+def _figure(title: str, drawn: str, caption: str) -> str:
+    return f"<figure><h3>{escape(title)}</h3>{drawn}<figcaption>{caption}</figcaption></figure>"
+
+
+def _heat(rows: Mapping[str, Row], book: Book) -> str:
+    """Speed over tensor x pipeline parallelism, the best of each square; what did not end well says how it ended."""
+    cells: dict[tuple[int, int], tuple[float | None, str]] = {}
+    for point in book.points:
+        row, place = rows[point.name], (int(point.facts[_TENSOR]), int(point.facts[_PIPELINE]))
+        speed = row.tokens_per_second if row.state == states.OK else None
+        before = cells.get(place)
+        if before is None or (speed or 0.0) > (before[0] or 0.0):
+            cells[place] = (speed, point.name if speed else row.state)
+    for each in book.skipped:
+        values = {str(key).rpartition(".")[2]: value for key, value in each.values.items()}
+        if str(values.get(_TENSOR, "")).isdigit() and str(values.get(_PIPELINE, "")).isdigit():
+            cells.setdefault((int(values[_TENSOR]), int(values[_PIPELINE])), (None, each.kind))
+    if len(cells) < 2:
+        return ""
+    made = [
+        Cell(f"{tensor}", f"{pipeline}", *_told(cells.get((tensor, pipeline))))
+        for tensor in sorted({each[0] for each in cells})
+        for pipeline in sorted({each[1] for each in cells})
+    ]
+    drawn = heat_map("tokens/s by tensor and pipeline parallel size", "tp", "pipeline parallel size", made)
+    return _figure("Speed by layout", drawn, "Tokens/s of the fastest point of each square, with its name; else how it ended.")
+
+
+def _told(cell: tuple[float | None, str] | None) -> tuple[float | None, str, str]:
+    if cell is None:
+        return None, "", ""
+    speed, name = cell
+    return (speed, short(speed), name if len(name) <= 16 else name[:15] + "…") if speed else (None, name, "")
+
+
+def _scaling(found: Scaling) -> str:
+    first = found.sizes[0]
+    alone = first.tokens_per_second / first.ranks
+    places = {size.ranks: float(index) for index, size in enumerate(found.sizes)}
+    lines = [
+        Line("measured", tuple((places[each.ranks], each.tokens_per_second) for each in found.sizes), 0, dots=True),
+        Line(
+            "as many times the smallest", tuple((places[each.ranks], alone * each.ranks) for each in found.sizes), 1, dashed=True
+        ),
+    ]
+    forecast = [(places[each.ranks], each.forecast_tokens_per_second) for each in found.sizes]
+    if all(speed for _, speed in forecast):
+        lines.append(Line("forecast", tuple((x, float(speed or 0.0)) for x, speed in forecast), 2, dashed=True, dots=True))
+    names = tuple((places[each.ranks], str(each.ranks)) for each in found.sizes)
+    chart = Chart(f"{found.kind} scaling", "ranks", "tokens/s", tuple(lines), x_ticks=names, from_zero=True)
+    words = "; ".join(f"{each.ranks} ranks {each.efficiency:.0%} ({escape(each.name)})" for each in found.sizes)
+    caption = f"{escape(found.what)}, the fastest point of each size. Efficiency, speed a rank against the smallest: {words}."
+    return _figure(f"{found.kind.capitalize()} scaling", line_chart(chart), caption)
+
+
+def _losses(best: Sequence[Point]) -> str:
+    curves, by_tokens = curves_of(best, max(20, min(200, _PLACES // max(1, len(best)))))
+    if not curves:
+        return ""
+    why = comparable(best)
+    band = None if why else band_of(best, curves)
+    lines = [Line(curve.name, curve.points, index if index < _COLOURED else None) for index, curve in enumerate(curves)]
+    label = "tokens" if by_tokens else "steps"
+    chart = Chart("training loss", label, "loss", tuple(lines), band.points if band else ())
+    return _figure(f"Training loss by {label}", line_chart(chart), _verdict(band, why))
+
+
+def _verdict(band: Band | None, why: str) -> str:
+    if band is None:
+        return f"The losses need not agree: {escape(why)}." if why else "Best points first."
+    of = f"a band of ±{band.tolerance:.1%} around {escape(band.reference)}"
+    if not band.outside:
+        return f"Points compute the same in different ways: all other {band.inside} curves lie within {of}."
+    left = ", ".join(f"{escape(name)} ({off:+.1%})" for name, off in band.outside[:8])
+    more = f" and {len(band.outside) - 8} more" if len(band.outside) > 8 else ""
+    return f'<b class="bad">Outside</b> {of}: {left}{more}; {band.inside} inside.'

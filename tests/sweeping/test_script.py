@@ -1,0 +1,76 @@
+"""The script of a point: what Slurm is asked for follows from layout and settings; a setting that cannot be is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hybrid_strategy.errors import ConfigError
+from hybrid_strategy.sweeping.points import Point, Resources
+from hybrid_strategy.sweeping.settings import LocalSettings, SlurmSettings, SweeperSettings, settings_of
+from hybrid_strategy.sweeping.slurm.script import script_of
+
+POINT = Point("tp2", Path("/here/tp2"), (), {}, (), Resources(2, 4, gpus=True), {}, "d")
+
+
+def _script(**values: Any) -> list[str]:
+    return script_of(POINT, settings_of(SlurmSettings, values, "hydra.launcher"), "s", "a:b").splitlines()
+
+
+def test_what_the_layout_needs_and_what_the_site_asks_for() -> None:
+    lines = _script(
+        account="mine",
+        partition="gpu",
+        qos="long",
+        time="1-02:00:00",
+        sbatch={"exclusive": True, "exclude": "node[1-2]", "comment": "two words", "nice": None},
+        srun=["--container-image=image.sqsh", "--mpi=none x"],
+        setup=["module load cuda"],
+        environment={"NCCL_DEBUG": "INFO $x"},
+        python="/opt/python",
+    )
+    asked = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")]
+    for option in ("--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=4", "--time=1560", "--account=mine", "--partition=gpu"):
+        assert option in asked
+    for option in ("--qos=long", "--exclusive", "--exclude=node[1-2]", '--comment="two words"', "--requeue", "--signal=USR1@120"):
+        assert option in asked
+    assert not [each for each in asked if "nice" in each]
+    assert lines.index("module load cuda") < next(n for n, line in enumerate(lines) if line.startswith("srun"))
+    assert "export NCCL_DEBUG='INFO $x'" in lines
+    (started,) = [line for line in lines if line.startswith("srun")]
+    assert "--kill-on-bad-exit=1" in started
+    assert "--container-image=image.sqsh '--mpi=none x'" in started
+
+
+def test_no_gpus_no_requeues() -> None:
+    text = "\n".join(_script(gpu_option=None, max_requeues=0))
+    assert "gpus" not in text
+    assert "#SBATCH --no-requeue" in text
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"time": 1}, "hydra.launcher.signal_seconds is 120.*The time limit is 60 s. Set 30, or a longer time"),
+        ({"max_parallel": 0}, "hydra.launcher.max_parallel is 0: it must be 1 or more"),
+        ({"max_requeues": -1}, "hydra.launcher.max_requeues is -1"),
+        ({"cpus_per_task": 0}, "hydra.launcher.cpus_per_task is 0"),
+        ({"time": "soon"}, "hydra.launcher.time is 'soon'"),
+        ({"sbatch": {"--no such": 1}}, "it is no option of sbatch"),
+        ({"environment": {"NOT A NAME": 1}}, "it is no name of a variable"),
+        ({"account": 'say "so"'}, "cannot hold line breaks or double quotes"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(values: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        _script(**values)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"), [(LocalSettings, {"max_parallel": -1}), (SweeperSettings, {"top": 0}), (SweeperSettings, {"slack": 0.5})]
+)
+def test_numbers_out_of_range_are_refused(kind: type, values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="or more"):
+        settings_of(kind, values, "hydra.x")
