@@ -9,7 +9,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import checkpoint_kill
 import lightning.pytorch as pl
@@ -115,7 +115,11 @@ class RecordedLM(pl.LightningModule):
         if not self.trainer.sanity_checking:
             checkpoint_kill.enter("validating")
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def configure_callbacks(self) -> list[pl.Callback]:
+        return [_Writing()]
+
+    def write_down(self, outputs: Any, batch: Any) -> None:
+        """Called before a checkpoint of the step may be written."""
         if self.record:
             line = {
                 "step": self.trainer.global_step,
@@ -126,6 +130,13 @@ class RecordedLM(pl.LightningModule):
             }
             with Path(self.record, f"rank{self.global_rank}.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
+
+
+class _Writing(pl.Callback):
+    """Lightning calls the module's own hook after all callbacks, and those that save after the others."""
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, index: int) -> None:
+        cast(RecordedLM, module).write_down(outputs, batch)
 
 
 def fit(layout: str, folder: str, steps: int, **more: Any) -> None:

@@ -19,6 +19,7 @@ from hybrid_strategy.cli.plan import show
 from hybrid_strategy.config.compose import CONFIG_NAME
 from hybrid_strategy.config.messages import quoted
 from hybrid_strategy.config.plan import RunPlan, plan_of
+from hybrid_strategy.config.ranges import check_here
 from hybrid_strategy.config.resume import find_checkpoint, newest_checkpoint
 from hybrid_strategy.config.settings import RunConfig
 from hybrid_strategy.config.storage import PLAN_FILE, RESULT_FILE, write_config
@@ -53,6 +54,7 @@ def _check(config: RunConfig) -> tuple[RunPlan, Found, Launcher]:
     if planned.world.num_nodes > 1:
         rule = "the local launcher starts the processes of one machine"
         raise ConfigError(message("cluster.num_nodes", planned.world.num_nodes, rule, "", "Set 1"))
+    check_here(config)
     if config.data.get("_target_") == TEXT_DATA and config.data["files"]:
         find_corpus(config.data["files"])
     launcher: Launcher = registry.find("launch.launchers", config.cluster.launcher, "cluster.launcher")

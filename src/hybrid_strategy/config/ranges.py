@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from hybrid_strategy.config.settings import RunConfig
 from hybrid_strategy.errors import ConfigError, message
 from hybrid_strategy.planning.refusals import CHECKPOINT_ERROR, CHECKPOINT_WHEN_BUSY, LARGEST_SEED, LARGEST_SIZE
 
@@ -62,6 +63,7 @@ _BETAS = Range(
     "Set such as [0.9,0.95]",
 )
 _UNLIMITED = _from(-1, "it must be 1 or more, or -1 for no limit")
+_EXISTS = Range(lambda value: Path(value).expanduser().exists(), "there is no such file or folder", "Set one that exists")
 _MODE = _one_of("min", "max")
 _SIZE = Range(
     lambda value: not isinstance(value, int) or 0 < value <= LARGEST_SIZE,
@@ -84,9 +86,6 @@ RANGES: Mapping[str, Range] = {
     "strategy.process_group_backend": Range(_backend, "torch has no such backend", "Set gloo, nccl or cpu:gloo,cuda:nccl"),
     "strategy.parallel_plan": Range(
         lambda value: isinstance(value, Mapping), "it is a mapping", "Set {units: [...], tensor: {...}}"
-    ),
-    "strategy.initial_weights": Range(
-        lambda value: Path(value).expanduser().exists(), "there is no such file or folder", "Set one that exists"
     ),
     "optimizer.betas": _BETAS,
     "optimizer.eps": _from(0),
@@ -167,8 +166,17 @@ def check_ranges(groups: Mapping[str, Any]) -> None:
         kind = str(entry.get("_target_")).rpartition(".")[2] if isinstance(entry, Mapping) else ""
         for name, allowed in ENTRIES.get(kind, {}).items():
             _check(f"{path}.{name}", entry.get(name), allowed)
+
+
+def check_here(config: RunConfig) -> None:
+    """What a run needs of this machine and folder, as far as it can be seen without importing anything of the user's.
+
+    Raises:
+        ConfigError: a class whose module is not there, or files to begin with that are not.
+    """
     for group in ("model", "data"):
-        _check_target(f"{group}._target_", groups.get(group) or {})
+        _check_target(f"{group}._target_", getattr(config, group))
+    _check("strategy.initial_weights", config.strategy.initial_weights, _EXISTS)
 
 
 def _check(key: str, value: Any, allowed: Range) -> None:
