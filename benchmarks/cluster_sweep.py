@@ -10,6 +10,7 @@ points accounted for, 9 with results, nothing left running, no file left half-wr
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import subprocess
@@ -152,9 +153,8 @@ def processes(folder: Path) -> str:
 
 
 def _steps_are_wrong(sweep: Watched, row: dict[str, Any]) -> bool:
-    lines = (sweep.points / row["point"] / "metrics.csv").read_text().splitlines()
-    at = lines[0].split(",").index("step")
-    steps = sorted({int(line.split(",")[at]) for line in lines[1:]})
+    with (sweep.points / row["point"] / "metrics.csv").open() as file:
+        steps = [int(line["step"]) for line in csv.DictReader(file) if line["train_loss"]]
     return steps != list(range(row["max_steps"]))
 
 

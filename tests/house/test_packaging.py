@@ -60,7 +60,7 @@ def test_wheel_holds_code_types_plugins_and_configurations(wheel: Path) -> None:
     for folder, inside in (("conf", "hybrid_strategy/conf"), ("sweeps", "hybrid_strategy/sweeps")):
         for path in (ROOT / folder).rglob("*.yaml"):
             assert f"{inside}/{path.relative_to(ROOT / folder).as_posix()}" in names
-    for path in (ROOT / "src").rglob("*.py"):
+    for path in (*(ROOT / "src").rglob("*.py"), *(ROOT / "src").rglob("*.css")):
         assert path.relative_to(ROOT / "src").as_posix() in names
     assert "hybrid_strategy/py.typed" in names
     assert "hydra_plugins/__init__.py" not in names, "a namespace that other packages share must not be claimed"

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from hybrid_strategy.cli.arguments import Arguments
 from hybrid_strategy.cli.hydra_app import SWEEP_FAILED, Point, check_first, run_app
-from hybrid_strategy.config.compose import Source
+from hybrid_strategy.config.compose import CONFIG_NAME, Source
 from hybrid_strategy.reporting.console import make_console
 from hybrid_strategy.sweeping import states
 from hybrid_strategy.sweeping.book import Book
@@ -47,7 +47,7 @@ def run_sweep(given: Arguments, point: Point, target: str) -> int:
         target: what every rank calls.
     """
     single = not given.multirun and _names(given, "sweeps") is None
-    command = shlex.join(["hybrid", "train", *(["-m"] if not single else []), *given.source.overrides])
+    command = shlex.join(["hybrid", "train", *(["-m"] if not single else []), *_where(given.source), *given.source.overrides])
     given = replace(given, source=replace(given.source, overrides=checked_settings(given.source.overrides)))
     entry = (sys.executable, "-m", "hybrid_strategy.cli.point")
     session = Session(make_console(), command, single, target, entry)
@@ -59,6 +59,12 @@ def run_sweep(given: Arguments, point: Point, target: str) -> int:
         print("\n".join(session.failed), file=sys.stderr)
         return SWEEP_FAILED
     return close(session) if session.points and code == 0 else code
+
+
+def _where(source: Source) -> list[str]:
+    """The flags that say where configurations are, where they are not the shipped ones."""
+    folder = ["--config-dir", source.config_dir] if source.config_dir is not None else []
+    return folder + (["--config-name", source.config_name] if source.config_name != CONFIG_NAME else [])
 
 
 def _first_point(given: Arguments) -> Source:
