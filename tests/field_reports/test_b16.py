@@ -73,8 +73,8 @@ def _fit(strategy: dict[str, Any], share: tuple[int, ...] | None, copies: int, c
 
 
 CASES = [
-    *((name, ends, 0) for name in ("dp2", "dp2_pp2") for ends in ENDS),
-    *((name, "the first has one more", 0) for name in ("dp3_zero1", "dp2_zero3")),
+    *(("dp2", ends, 0) for ends in ENDS),
+    *((name, "the last has more", 0) for name in ("dp3_zero1", "dp2_zero3")),
     ("dp2_pp2", "the first has one more", 1),
 ]
 

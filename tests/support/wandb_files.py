@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,14 +33,17 @@ def _payloads(path: Path) -> Iterator[bytes]:
             yield held
 
 
-def _records(run: Path) -> Iterator[Any]:
+def _records(run: Path) -> list[Any]:
+    """All of them; wandb's own process may write the last after the run has finished for its user."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     (path,) = run.glob("*.wandb")
-    for payload in _payloads(path):
-        record = Record()
-        record.ParseFromString(payload)
-        yield record
+    deadline = time.monotonic() + 20
+    while True:
+        found = [Record.FromString(payload) for payload in _payloads(path)]
+        if time.monotonic() > deadline or any(each.WhichOneof("record_type") == "exit" for each in found):
+            return found
+        time.sleep(0.1)
 
 
 def history(run: Path) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
-from yaml.error import MarkedYAMLError
+from yaml import MarkedYAMLError
 
 from hybrid_strategy.config.door import describe, known_keys
 from hybrid_strategy.config.settings import RunConfig
