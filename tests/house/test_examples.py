@@ -33,8 +33,9 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
-def test_plain_script(tmp_path: Path) -> None:
-    shown = run(*TORCHRUN, str(EXAMPLES / "plain_lightning.py"), cwd=tmp_path)
+@pytest.mark.parametrize("launcher", [[], TORCHRUN], ids=["python", "torchrun"])
+def test_plain_script(launcher: list[str], tmp_path: Path) -> None:
+    shown = run(*launcher, str(EXAMPLES / "plain_lightning.py"), cwd=tmp_path)
     loss = re.search(r"val_loss (\d\.\d+)", shown)
     assert loss is not None
     assert float(loss[1]) < 0.6, "ln 4 = 1.39 is a guess"

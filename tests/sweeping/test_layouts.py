@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+import time
 
 import pytest
 
 from hybrid_strategy.errors import ConfigError, LayoutError
 from hybrid_strategy.planning.batches import resolve_batch
 from hybrid_strategy.planning.layouts import check_layout, resolve_layout
-from hybrid_strategy.planning.memory import LedgerMaker
 from hybrid_strategy.planning.numerics import NUMERICS
-from hybrid_strategy.planning.step_time import StepModel
 from hybrid_strategy.spec.cluster import ClusterSpec
 from hybrid_strategy.spec.layout import SHARDINGS
 from hybrid_strategy.spec.model_shape import ModelShape
@@ -132,24 +130,11 @@ def test_the_fastest_forecast_is_kept_and_the_slow_name_it():
     assert [each.kind for each in rest] == ["rank"] * (len(kept) - 2)
 
 
-def test_16384_ranks_with_every_axis_free_are_few_ledgers_and_fewer_forecasts(monkeypatch: pytest.MonkeyPatch):
-    """What the 3 s of benchmarks/search_speed.py are made of, counted: time itself is that of the machine."""
-    counts = {"ledger": 0, "step_time": 0}
-
-    def counted(kind: type, name: str) -> None:
-        original = getattr(kind, name)
-
-        def call(*arguments: Any, **options: Any) -> Any:
-            counts[name] += 1
-            return original(*arguments, **options)
-
-        monkeypatch.setattr(kind, name, call)
-
-    counted(LedgerMaker, "ledger")
-    counted(StepModel, "step_time")
+def test_16384_ranks_with_every_axis_free_in_3_seconds():
+    started = time.process_time()  # of this process: the machine may be busy with other things
     found = list(layouts(Space(16384, Axes(free=AXES), 8, LARGE, 16384)))
     kept, skipped = prune(found, Judge(LARGE, ClusterSpec(num_nodes=2048), NUMERICS["mixed"]))
+    seconds = time.process_time() - started
     assert len(found) == len(kept) + len(skipped) > 10_000
     assert kept
-    assert counts["ledger"] < len(found)
-    assert counts["step_time"] < len(found) / 10
+    assert seconds < 3

@@ -8,6 +8,7 @@ autograd function, meets `__torch_dispatch__` with the gathered values, and its 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -48,6 +49,13 @@ class Shell(Tensor):
     local: Tensor
     whole: Tensor | None
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuses a shell that leaves out an abstract method: the metaclass of tensors does not."""
+        super().__init_subclass__(**options)
+        asked = [name for name, value in vars(Shell).items() if getattr(value, "__isabstractmethod__", False)]
+        if lacking := [name for name in asked if getattr(cls, name) is vars(Shell)[name]]:
+            raise TypeError(f"{cls.__name__} lacks {', '.join(lacking)}")
+
     @classmethod
     def around(cls, local: Tensor, shape: list[int]) -> Tensor:
         """The empty shell of a whole of this shape; for the forward of the autograd function that makes one."""
@@ -55,21 +63,21 @@ class Shell(Tensor):
             cls, shape, dtype=local.dtype, layout=local.layout, device=local.device, requires_grad=False
         )
 
+    @abstractmethod
     def full_tensor(self) -> Tensor:
         """The whole as a plain tensor, differentiable; a collective."""
-        raise NotImplementedError
 
+    @abstractmethod
     def gathered_values(self) -> Tensor:
         """The values of the whole where autograd has been passed already; a collective."""
-        raise NotImplementedError
 
+    @abstractmethod
     def around_detached(self) -> Tensor:
         """The same shell around the detached part."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_part(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of `func(self, *args, **kwargs)` with the whole left split, or NotImplemented."""
-        raise NotImplementedError
 
     def on_second(self, func: Callable[..., Any], first: Any) -> Any:
         """The same of `func(first, self)`, where `first` is no shell."""

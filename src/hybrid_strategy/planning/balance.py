@@ -170,16 +170,17 @@ def _programme(
 ) -> tuple[float, tuple[int, ...]]:
     """The best way to make stages of at most `limit`, and its cuts; `value[end]` is that of the units before `end`.
 
-    The last stage of each part grows from its end towards the front, until it is too large to be any good.
+    The last stage of each part grows from its end towards the front, until it is too large to be any good. The stages before it,
+    and those still to come, have a unit each at least.
     """
     units = len(layers)
     value = [0.0] + [math.inf] * units
     starts: list[list[int]] = []
-    for _ in range(num_stages):
+    for stages in range(num_stages):
         best, first = [math.inf] * (units + 1), [-1] * (units + 1)
-        for end in range(1, units + 1):
+        for end in range(stages + 1, units + 2 - num_stages + stages):
             has_layer = False
-            for start in range(end - 1, -1, -1):
+            for start in range(end - 1, stages - 1, -1):
                 has_layer = has_layer or layers[start]
                 stage = total[end] - total[start]
                 if stage > (limit if squares else best[end]):

@@ -16,7 +16,6 @@ from hybrid_strategy.planning.numerics import Numerics
 from hybrid_strategy.planning.scenario import Scenario
 from hybrid_strategy.spec.ledger import LedgerLine, MemoryLedger, largest
 from hybrid_strategy.spec.play import held_pairs
-from hybrid_strategy.spec.table import ScheduleTable
 
 _ZERO = "arXiv:1910.02054 section 5"
 _ACTIVATIONS = "arXiv:2205.05198 equations 1-4, table 2"
@@ -240,15 +239,8 @@ class LedgerMaker:
 
 @lru_cache(maxsize=4096)
 def _held_pairs(schedule: Any, size: int, stages_per_rank: int, count: int, rank: int) -> tuple[tuple[int, int], ...]:
-    """Of the table of a `Schedule`, of enough micro-batches; more repeat the same."""
-    return tuple(held_pairs(_table(schedule, size, stages_per_rank, count).ranks[rank]))
-
-
-@lru_cache(maxsize=4)
-def _table(schedule: Any, size: int, stages_per_rank: int, count: int) -> ScheduleTable:
-    """Asked for once for each rank, right after each other."""
-    table: ScheduleTable = schedule.build(size, stages_per_rank, count)
-    return table
+    """Of a rank of a `Schedule`, of enough micro-batches; more repeat the same."""
+    return tuple(held_pairs(schedule.rank_order(rank, size, stages_per_rank, count)))
 
 
 def _vocabulary(scenario: Scenario) -> float:

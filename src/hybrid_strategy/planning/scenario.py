@@ -96,14 +96,23 @@ class Scenario:
             total += 0.0 if shape.tied_embeddings and stage == 0 else vocabulary
         return total
 
+    @cached_property
+    def _blocks_of_ranks(self) -> tuple[int, ...]:
+        return _blocks_of_ranks(self.layers_of_stage, self.stages_of_rank)
+
     def blocks_of(self, rank: int) -> int:
         """Blocks that pipeline rank `rank` holds."""
-        return sum(self.layers_of_stage[stage] for stage in self.stages_of_rank[rank])
+        return self._blocks_of_ranks[rank]
 
     def rank_parameters(self, rank: int) -> float:
         """Parameters of one tensor-parallel rank of pipeline rank `rank`."""
         ends = sum(self.end_parameters(stage) for stage in self.stages_of_rank[rank])
         return self.blocks_of(rank) * self.block_parameters + ends
+
+
+@lru_cache(maxsize=1024)
+def _blocks_of_ranks(layers: tuple[int, ...], stages: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+    return tuple(sum(layers[stage] for stage in held) for held in stages)
 
 
 @lru_cache(maxsize=256)

@@ -100,8 +100,13 @@ class FileSchedule:
 
     def build(self, pipeline_size: int, stages_per_rank: int, num_microbatches: int) -> ScheduleTable:
         """The file's order, cut or repeated to the number of micro-batches."""
-        ranks = tuple(_repeat(cells, self.table.num_microbatches, num_microbatches) for cells in self.table.ranks)
+        sizes = (pipeline_size, stages_per_rank, num_microbatches)
+        ranks = tuple(self.rank_order(rank, *sizes) for rank in range(len(self.table.ranks)))
         return ScheduleTable(self.name, self.table.num_stages, num_microbatches, ranks, self.table.stage_ranks)
+
+    def rank_order(self, rank: int, pipeline_size: int, stages_per_rank: int, num_microbatches: int) -> tuple[Cell, ...]:
+        """The row of `rank` in that table."""
+        return _repeat(self.table.ranks[rank], self.table.num_microbatches, num_microbatches)
 
     def bubble_fraction(self, pipeline_size: int, stages_per_rank: int, num_microbatches: int) -> float:
         """By playing the table with F=1, B=2, I=1, W=1."""
@@ -109,7 +114,7 @@ class FileSchedule:
 
     def max_in_flight(self, rank: int, pipeline_size: int, stages_per_rank: int, num_microbatches: int) -> int:
         """By walking through the cells of `rank`."""
-        return peak_in_flight(self.build(pipeline_size, stages_per_rank, num_microbatches).ranks[rank])
+        return peak_in_flight(self.rank_order(rank, pipeline_size, stages_per_rank, num_microbatches))
 
 
 def _repeat(cells: Sequence[Cell], period: int, num_microbatches: int) -> tuple[Cell, ...]:

@@ -90,13 +90,17 @@ class ScheduleBase(ABC):
         """The table, for any number of micro-batches of 1 or more."""
         return _build(self, Sizes(pipeline_size, stages_per_rank, num_microbatches))
 
+    def rank_order(self, rank: int, pipeline_size: int, stages_per_rank: int, num_microbatches: int) -> tuple[Cell, ...]:
+        """The row of `rank`, without those of all others."""
+        return _rank_cells(self, rank, Sizes(pipeline_size, stages_per_rank, num_microbatches))
+
     def bubble_fraction(self, pipeline_size: int, stages_per_rank: int, num_microbatches: int) -> float:
         """Idle share of a step with F=1, B=2, I=1, W=1, by playing the table."""
         return _bubble_fraction(self, Sizes(pipeline_size, stages_per_rank, num_microbatches))
 
     def max_in_flight(self, rank: int, pipeline_size: int, stages_per_rank: int, num_microbatches: int) -> int:
         """Most forward activations (stage x micro-batch) that `rank` holds at once, by walking through its cells."""
-        return peak_in_flight(_rank_cells(self, rank, Sizes(pipeline_size, stages_per_rank, num_microbatches)))
+        return peak_in_flight(self.rank_order(rank, pipeline_size, stages_per_rank, num_microbatches))
 
 
 @dataclass(frozen=True)

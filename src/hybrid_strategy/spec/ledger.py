@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 LEDGER_CATEGORIES = (
@@ -40,9 +41,9 @@ class MemoryLedger:
     lines: tuple[LedgerLine, ...]
     memory_bytes: float
 
-    @property
+    @cached_property
     def total_bytes(self) -> float:
-        return sum(line.bytes for line in self.lines)
+        return sum([line.bytes for line in self.lines])
 
     @property
     def allocated_bytes(self) -> float:

@@ -166,4 +166,8 @@ def held_pairs(cells: Iterable[Cell]) -> list[tuple[int, int]]:
             forward -= 1
             work += cell.kind == INPUT
         seen.add((forward, work))
-    return sorted(one for one in seen if not any(each != one and each[0] >= one[0] and each[1] >= one[1] for each in seen))
+    found: list[tuple[int, int]] = []
+    for pair in sorted(seen, reverse=True):  # those before it have as much of the first
+        if not found or pair[1] > found[-1][1]:
+            found.append(pair)
+    return found[::-1]

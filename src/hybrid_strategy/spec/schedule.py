@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from hybrid_strategy.spec.table import ScheduleTable
+from hybrid_strategy.spec.table import Cell, ScheduleTable
 
 Refusal = tuple[str, object, str, str, str]
 """Key, value, rule, numbers, advice: what `errors.message` takes."""
@@ -31,6 +31,9 @@ class Schedule(Protocol):
 
     def build(self, pipeline_size: int, stages_per_rank: int, num_microbatches: int) -> ScheduleTable:
         """The table, for any number of micro-batches of 1 or more."""
+
+    def rank_order(self, rank: int, pipeline_size: int, stages_per_rank: int, num_microbatches: int) -> tuple[Cell, ...]:
+        """The row of `rank` in that table."""
 
     def bubble_fraction(self, pipeline_size: int, stages_per_rank: int, num_microbatches: int) -> float:
         """Idle share of a step when a forward pass takes 1, a backward 2 and each half of a split backward 1."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -43,14 +44,14 @@ class CheckpointHooks(WorldStrategy):
     options: Options
 
     @property
+    @abstractmethod
     def groups(self) -> Groups:
         """This rank's place and process groups."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def made(self) -> Parallelized:
         """What `parallelize` made of the module."""
-        raise NotImplementedError
 
     # ------------------------------------------------------------------------------------------------- state dicts
 
