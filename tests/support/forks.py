@@ -1,6 +1,7 @@
-"""Runs a function on ranks that really end: processes forked from a worker of the pool, which has imported all.
+"""Runs a function on ranks that really end: processes forked from one that has imported all, and has done nothing yet.
 
-Where a rank fails, its process ends, and with it its connections, as in a real run; so one spawn serves many failures.
+Where a rank fails, its process ends, and with it its connections, as in a real run; so one spawn serves many failures. A worker
+that has already had process groups, or threads, is no parent for them: a copy of it has the locks of those threads, not them.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from tests.support.ranks import environment_of, free_port, run_ranks
+from tests.support.ranks import environment_of, free_port, kill_workers, run_ranks
 
 
 @dataclass(frozen=True)
 class Ending:
     """How one rank of a case ended, `seconds` after the start of the case.
 
-    `traceback` is `None` where it did not fail, and empty where it had to be killed.
+    `traceback` is `None` where it did not fail, the signal where it died of one, and empty where it had to be killed.
     """
 
     value: Any
@@ -40,6 +41,7 @@ def run_cases(
         grace: seconds that ranks get after the first has failed, as a launcher would give them.
     """
     seconds = 60 + limit * len(cases)
+    kill_workers()  # what runs the cases is to be a new one
     found: list[list[Ending]] = run_ranks(
         _serve, 1, function, world_size, list(cases), limit, grace, timeout=seconds, process_group=False
     )[0]
@@ -53,11 +55,18 @@ def _serve(
     for case in cases:
         port = free_port()
         ranks = [_fork(function, case, environment_of(rank, world_size, port)) for rank in range(world_size)]
-        endings.append(_endings([reader for _, reader in ranks], limit, grace))
-        for process, _ in ranks:
-            os.kill(process, signal.SIGKILL)
-            os.waitpid(process, 0)
+        found = _endings([reader for _, reader in ranks], limit, grace)
+        endings.append([_ended(process, ending) for (process, _), ending in zip(ranks, found, strict=True)])
     return endings
+
+
+def _ended(process: int, ending: Ending) -> Ending:
+    """Kills what still runs; with the signal of one that had died of another."""
+    os.kill(process, signal.SIGKILL)
+    number = os.waitpid(process, 0)[1] & 0x7F
+    if ending.traceback == "" and number != signal.SIGKILL:
+        return replace(ending, traceback=f"the process died of signal {number}")
+    return ending
 
 
 def _fork(function: Callable[..., Any], case: tuple[Any, ...], environment: dict[str, str]) -> tuple[int, int]:

@@ -199,14 +199,15 @@ def run_ranks(
     return results
 
 
-def _collect_failures(pending: dict[Any, int]) -> list[tuple[int, str]]:
-    """What the other ranks raised within a second: often the cause, where the first answer was a consequence."""
+def _collect_failures(pending: dict[Any, int], seconds: float = 5.0) -> list[tuple[int, str]]:
+    """What the other ranks raise soon after: often the cause, where the first answer was a consequence."""
     failures = []
-    for connection in wait(list(pending), timeout=1.0):
-        try:
-            good, value = pickle.loads(connection.recv_bytes())  # type: ignore[union-attr]
-        except EOFError:
-            continue
-        if not good:
-            failures.append((pending[connection], value))
+    deadline = time.monotonic() + seconds
+    while pending and (ready := wait(list(pending), timeout=max(0.0, deadline - time.monotonic()))):
+        for connection in ready:
+            rank = pending.pop(connection)
+            with contextlib.suppress(EOFError):
+                good, value = pickle.loads(connection.recv_bytes())  # type: ignore[union-attr]
+                if not good:
+                    failures.append((rank, value))
     return failures
