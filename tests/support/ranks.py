@@ -114,15 +114,18 @@ def _serve(connection: Connection) -> None:
     import torch.distributed as dist
 
     faulthandler.enable()  # a rank that dies in native code says where
+    multiprocessing.set_start_method(None, force=True)  # loaders start workers as they do under torchrun, not as we start this
     torch.set_num_threads(1)
     gc.freeze()  # the imported libraries are a million objects that need no second look
+    untouched = dict(os.environ)
     while True:
         try:
             job = connection.recv()
         except EOFError:
             return
         function, arguments, environment, process_group = job
-        os.environ.update(environment)
+        os.environ.clear()  # of what an earlier job set in this process, and not in that of its peer
+        os.environ.update(untouched | environment)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

@@ -15,7 +15,8 @@ from hybrid_strategy.parallel.materialise import Initialiser
 from hybrid_strategy.strategy import _lightning
 from hybrid_strategy.strategy.initial_weights import Receiver, fill_weights
 from hybrid_strategy.strategy.options import Options
-from hybrid_strategy.strategy.target import find_target, run_seed
+from hybrid_strategy.strategy.run_seed import run_seed
+from hybrid_strategy.strategy.target import find_target
 
 
 class OneProcessStrategy(SingleDeviceStrategy):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -39,10 +40,11 @@ from hybrid_strategy.strategy.optimizer_check import check_optimizers
 from hybrid_strategy.strategy.options import make_options
 from hybrid_strategy.strategy.precision import adapt_precision
 from hybrid_strategy.strategy.predictions import gather_predictions
+from hybrid_strategy.strategy.run_seed import agree_on_seed, run_seed
 from hybrid_strategy.strategy.step import StepEngine
 from hybrid_strategy.strategy.steps import Steps
 from hybrid_strategy.strategy.stopping import StopHooks
-from hybrid_strategy.strategy.target import find_plan, find_target, run_seed
+from hybrid_strategy.strategy.target import find_plan, find_target
 from hybrid_strategy.strategy.workers import PatientWorker
 
 
@@ -195,11 +197,13 @@ class HybridParallelStrategy(StopHooks):
 
     def setup_environment(self) -> None:
         super().setup_environment()
-        _lightning.reset_seed()
         self.set_world_ranks()
         assert self.cluster_environment is not None  # set by the Trainer before
         backend = self.options.process_group_backend or _lightning.backend_for(self.root_device)
         _lightning.init_process_group(self.cluster_environment, backend, self.options.timeout, self.root_device)
+        seed = agree_on_seed(self.options.seed, self.global_rank, self.broadcast)
+        self.options = replace(self.options, seed=seed)
+        _lightning.reset_seed()
         if self.automatic and self._groups is None and self.lightning_module is not None:
             self.options, self._layout = decided(self, self.options, self.lightning_module), None
         if self.lightning_module is not None:

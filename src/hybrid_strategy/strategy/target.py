@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import lightning.pytorch as pl
 from torch import nn
 
@@ -64,8 +62,3 @@ def _plan_of_layers(root: nn.Module) -> ParallelPlan:
     largest = max(lists, key=lambda name: sum(each.numel() for each in lists[name].parameters()))
     pattern = f"{largest}.*" if largest else "*"
     return ParallelPlan(shard_units=(pattern,), checkpoint_units=(pattern,))
-
-
-def run_seed(given: int | None) -> int:
-    """The run's seed: given, else that of `seed_everything`, else 0."""
-    return given if given is not None else int(os.environ.get("PL_GLOBAL_SEED", "0"))
