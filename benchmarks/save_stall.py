@@ -4,7 +4,8 @@
 
 One process with one computing thread, on a machine with a core to spare. Paired: the steps while a save is being written are
 compared with the steps of the same run right before it (median of the ratios). Writing speed is that of the save at once, against
-what `dd` reaches on the same disk with the same number of bytes, forced to the disk as a checkpoint is.
+what `dd` reaches right after it on the same disk with the same number of bytes, forced to the disk as a checkpoint is, beside as
+many earlier files: the memory that a file is written into may be slow the first time.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Stopwatch(pl.Callback):
         self.folder, self.saves = folder, saves
         self.steps: list[tuple[float, int]] = []
         self.calls: list[float] = []
+        self.plain: list[float] = []
         self._began = 0.0
         self._quiet = -GAP // 2  # the first steps warm up
 
@@ -75,6 +77,8 @@ class Stopwatch(pl.Callback):
             trainer.save_checkpoint(self.folder / f"{len(self.calls)}.ckpt")
             self.calls.append(time.perf_counter() - started)
             trainer.strategy.remove_checkpoint(self.folder / f"{len(self.calls) - 2}.ckpt")
+            if not _is_writing():
+                self.plain.append(dd_seconds(self.folder, len(self.calls)))
             self._quiet = 0
 
 
@@ -112,15 +116,19 @@ def measure(folder: Path, mib: int, saves: int, background: bool) -> Stopwatch:
     return watch
 
 
-def dd_seconds(folder: Path, num_bytes: int) -> float:
-    """Time for `dd` to write so much and force it to the disk."""
-    target = folder / "dd"
+def size_of(checkpoint: Path) -> int:
+    """Bytes of its files."""
+    return sum(each.stat().st_size for each in checkpoint.iterdir())
+
+
+def dd_seconds(folder: Path, number: int) -> float:
+    """Time for `dd` to write as much as the newest checkpoint and force it to the disk; the file before stays."""
+    count = max(1, size_of(folder / f"{number - 1}.ckpt") // 2**20)
+    command = ["dd", "if=/dev/zero", f"of={folder / f'dd{number}'}", "bs=1M", f"count={count}", "conv=fsync", "status=none"]
     started = time.perf_counter()
-    count = max(1, num_bytes // 2**20)
-    command = ["dd", "if=/dev/zero", f"of={target}", "bs=1M", f"count={count}", "conv=fsync", "status=none"]
     subprocess.run(command, check=True)
     seconds = time.perf_counter() - started
-    target.unlink()
+    (folder / f"dd{number - 1}").unlink(missing_ok=True)
     return seconds
 
 
@@ -129,8 +137,7 @@ def run(folder: Path, mib: int, saves: int) -> dict[str, float]:
     torch.set_num_threads(1)
     background = measure(folder / "background", mib, saves, True)
     at_once = measure(folder / "at_once", mib, saves, False)
-    size = sum(each.stat().st_size for each in (folder / "at_once" / f"{saves - 1}.ckpt").iterdir())
-    plain = median(dd_seconds(folder, size) for _ in range(3))
+    size = size_of(folder / "at_once" / f"{saves - 1}.ckpt")
     normal = median(seconds for seconds, kind in at_once.steps if kind == 0)
     return {
         "state": size / 2**20,
@@ -139,8 +146,8 @@ def run(folder: Path, mib: int, saves: int) -> dict[str, float]:
         "stall in the background": 1e3 * median(background.calls),
         "stall at once": 1e3 * median(at_once.calls),
         "writing": size / 2**20 / median(at_once.calls),
-        "dd": size / 2**20 / plain,
-        "writing of dd": plain / median(at_once.calls),
+        "dd": size / 2**20 / median(at_once.plain),
+        "writing of dd": median(plain / call for plain, call in zip(at_once.plain, at_once.calls, strict=True)),
     }
 
 

@@ -298,8 +298,8 @@ def save_failing(path: str, failing_rank: int, kind: str) -> str:
     original = storage.DigestFile.__init__
     error = OSError(28, "No space left on device") if kind == "full" else PermissionError(13, "Permission denied")
 
-    def failing(self: Any, stream: Any, helper: Any) -> None:
-        original(self, FailingStream(stream, error) if dist.get_rank() == failing_rank else stream, helper)  # type: ignore[arg-type]
+    def failing(self: Any, stream: Any) -> None:
+        original(self, FailingStream(stream, error) if dist.get_rank() == failing_rank else stream)  # type: ignore[arg-type]
 
     storage.DigestFile.__init__ = failing  # type: ignore[method-assign]
     try:

@@ -4,7 +4,7 @@
 <name>.old-<id>/         the folder of this name that is being replaced; there for an instant, or after a crash in it
 <name>/
     .metadata            torch's index: which block of which tensor lies where
-    __<rank>_0.distcp    the blocks each rank wrote
+    __<rank>_<n>.distcp  the blocks each rank wrote; two files where they are many
     meta.pt              state of loops, callbacks, schedulers, scaler (data only)
     replicated.pt        per-parameter numbers: step counts, hyper-parameters of parameter groups, by parameter name
     rng.pt               random state by logical coordinate

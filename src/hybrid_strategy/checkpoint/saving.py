@@ -175,9 +175,7 @@ class PreparedSave:
             rule = "this rank does not see it"
             advice = "The folder must be on a file system that all nodes share"
             raise CheckpointError(message("checkpoint folder", str(self.partial), rule, "", advice))
-        path = self.partial / f"__{self.ranks.rank}_0.distcp"
-        results, digest = write_items(path, self._items, self._planner.lookup_object)
-        return results, {path.name: digest}
+        return write_items(self.partial, self.ranks.rank, self._items, self._planner.lookup_object)
 
     def _commit(self, written: list[tuple[list[WriteResult], dict[str, Digest]]]) -> int:
         if self._metadata is None:

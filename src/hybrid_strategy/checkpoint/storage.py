@@ -1,17 +1,20 @@
 """The files of a checkpoint: torch's distributed-checkpoint format, written with a digest and read without running code.
 
-The format is torch's: each rank's `__<rank>_0.distcp` holds its blocks one after another as `torch.save` writes them, and
+The format is torch's: each rank's `__<rank>_<n>.distcp` hold its blocks one after another as `torch.save` writes them, and
 `.metadata` says which block of which tensor lies where. Torch's own writer keeps every host copy of a rank until its file is
-closed and its reader unpickles `.metadata` freely; this one holds one block at a time and lets through data classes only.
+closed and its reader unpickles `.metadata` freely; this one holds one block a file at a time and lets through data classes only.
 """
 
 from __future__ import annotations
 
+import math
 import pickle
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -24,7 +27,9 @@ from torch.serialization import get_crc32_options, set_crc32_options
 from hybrid_strategy.checkpoint.digests import Digest, DigestFile, write_file
 from hybrid_strategy.errors import CheckpointError, message
 
+_Result = TypeVar("_Result")
 INDEX_FILE = ".metadata"
+_FILES, _ONE_FILE_BYTES = 2, 2**24  # of a rank: two are written and digested side by side, unless they would be small
 _INDEX_CLASSES = {
     "torch": {"Size"},
     "torch.serialization": {"_get_layout"},
@@ -43,13 +48,75 @@ _INDEX_CLASSES = {
 
 
 def write_items(
-    path: Path, items: Iterable[WriteItem], tensor_of: Callable[[MetadataIndex], Tensor]
-) -> tuple[list[WriteResult], Digest]:
-    """Writes the blocks `items` into one file, copying one after another to the host.
+    folder: Path, rank: int, items: Sequence[WriteItem], tensor_of: Callable[[MetadataIndex], Tensor]
+) -> tuple[list[WriteResult], dict[str, Digest]]:
+    """Writes the blocks `items` of a rank, one after another as they come to the host; many of them into two files at a time.
 
     Returns:
-        Where each block lies, for the index, and the file's digest.
+        Where each block lies, for the index, and the digests by file.
     """
+    parts = _parts(items)
+    paths = [folder / f"__{rank}_{number}.distcp" for number in range(len(parts))]
+    with _without_crc():
+        written = _side_by_side([partial(_write_part, path, part, tensor_of) for path, part in zip(paths, parts, strict=True)])
+    return [result for results, _ in written for result in results], {
+        path.name: digest for path, (_, digest) in zip(paths, written, strict=True)
+    }
+
+
+def _side_by_side(jobs: Sequence[Callable[[], _Result]]) -> list[_Result]:
+    """What the jobs return, the first done here and each other one in a thread of its own.
+
+    No executor: none takes work once the process is ending, and newer versions of Python start no thread then. Such a job is done
+    here too.
+    """
+    found: dict[int, _Result] = {}
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            found[number] = jobs[number]()
+        except BaseException as error:  # raised below: a thread has no caller
+            errors.append(error)
+
+    threads = []
+    for number in range(1, len(jobs)):
+        thread = threading.Thread(target=work, args=(number,), name="checkpoint-file")
+        try:
+            thread.start()
+            threads.append(thread)
+        except RuntimeError:
+            work(number)
+    work(0)
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return [found[number] for number in range(len(jobs))]
+
+
+def _parts(items: Sequence[WriteItem]) -> list[list[WriteItem]]:
+    """The items by file: of each the next largest goes to the file that is smaller by now."""
+    num_bytes = {item.index: _num_bytes(item) for item in items}
+    if sum(num_bytes.values()) < _ONE_FILE_BYTES:
+        return [list(items)]
+    parts: list[list[WriteItem]] = [[] for _ in range(_FILES)]
+    filled = [0] * _FILES
+    for item in sorted(items, key=lambda item: -num_bytes[item.index]):
+        smallest = filled.index(min(filled))
+        parts[smallest].append(item)
+        filled[smallest] += num_bytes[item.index]
+    return [part for part in parts if part]
+
+
+def _num_bytes(item: WriteItem) -> int:
+    data = item.tensor_data
+    return math.prod(data.chunk.sizes) * data.properties.dtype.itemsize if data is not None else 0
+
+
+def _write_part(
+    path: Path, items: Iterable[WriteItem], tensor_of: Callable[[MetadataIndex], Tensor]
+) -> tuple[list[WriteResult], Digest]:
     results: list[WriteResult] = []
 
     def fill(file: DigestFile) -> None:
@@ -59,8 +126,7 @@ def write_items(
             length = file.num_bytes - start
             results.append(WriteResult(item.index, length, _StorageInfo(path.name, start, length)))
 
-    with _without_crc():
-        return results, write_file(path, fill)
+    return results, write_file(path, fill)
 
 
 @contextmanager
