@@ -49,11 +49,12 @@ class DigestFile:
         self.stream.flush()
 
     def _send(self) -> None:
-        """Lets the kernel begin to write out what it has: its advice for pages that are not needed, which Linux does at once."""
+        """Lets the kernel begin to write out what it has: its advice for pages that are not needed, which Linux does at once.
+
+        Whole pages only: one on its way to the disk cannot be written to.
+        """
         self.stream.flush()
-        whole = (
-            self.num_bytes // _CHUNK_BYTES * _CHUNK_BYTES
-        )  # of whole pages: a page on its way to the disk cannot be written to
+        whole = self.num_bytes // _CHUNK_BYTES * _CHUNK_BYTES
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self.stream.fileno(), self._sent_bytes, whole - self._sent_bytes, os.POSIX_FADV_DONTNEED)
         self._sent_bytes = whole

@@ -7,7 +7,6 @@ goes on while they are written.
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from hybrid_strategy.checkpoint.content import CheckpointContent, Contribution, 
 from hybrid_strategy.checkpoint.digests import Digest, read_digest, write_bytes
 from hybrid_strategy.checkpoint.manifest import write_manifest
 from hybrid_strategy.checkpoint.planners import PieceSavePlanner
-from hybrid_strategy.checkpoint.storage import INDEX_FILE, IndexWriter, write_items
+from hybrid_strategy.checkpoint.storage import INDEX_FILE, IndexWriter, num_bytes_of, write_items
 from hybrid_strategy.errors import CheckpointError, message
 
 _ITEM_OVERHEAD_BYTES, _SLACK_BYTES = 2048, 2**20
@@ -162,9 +161,7 @@ class PreparedSave:
 
     def _needed_bytes(self) -> int:
         items = [item for plan in self._plans or [] for item in plan.items]
-        blocks = 0
-        for data in (item.tensor_data for item in items if item.tensor_data is not None):
-            blocks += math.prod(data.chunk.sizes) * data.properties.dtype.itemsize
+        blocks = sum(num_bytes_of(item) for item in items)
         small = sum(len(data) for data in self._small.values())
         return blocks + small + len(items) * _ITEM_OVERHEAD_BYTES + _SLACK_BYTES
 

@@ -96,8 +96,8 @@ def _side_by_side(jobs: Sequence[Callable[[], _Result]]) -> list[_Result]:
 
 
 def _parts(items: Sequence[WriteItem]) -> list[list[WriteItem]]:
-    """The items by file: of each the next largest goes to the file that is smaller by now."""
-    num_bytes = {item.index: _num_bytes(item) for item in items}
+    """The items by file: the largest first, each into the file that has less by then."""
+    num_bytes = {item.index: num_bytes_of(item) for item in items}
     if sum(num_bytes.values()) < _ONE_FILE_BYTES:
         return [list(items)]
     parts: list[list[WriteItem]] = [[] for _ in range(_FILES)]
@@ -109,7 +109,8 @@ def _parts(items: Sequence[WriteItem]) -> list[list[WriteItem]]:
     return [part for part in parts if part]
 
 
-def _num_bytes(item: WriteItem) -> int:
+def num_bytes_of(item: WriteItem) -> int:
+    """Bytes of the values of a block."""
     data = item.tensor_data
     return math.prod(data.chunk.sizes) * data.properties.dtype.itemsize if data is not None else 0
 
