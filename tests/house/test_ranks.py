@@ -8,6 +8,7 @@ import signal
 import time
 
 import pytest
+import torch
 
 from tests.support.forks import run_cases
 from tests.support.ranks import RankFailedError, run_ranks
@@ -50,3 +51,14 @@ def test_a_rank_that_died_is_told_from_one_that_hangs() -> None:
     assert killed.traceback == "the process died of signal 15"
     assert hangs.traceback == ""
     assert (well.value, well.traceback) == ("ends", None)
+
+
+def _hold() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    doubled = weight * 2
+    doubled.register_hook(lambda grad: grad * doubled.shape[0])  # held by the tensor it holds
+
+
+def test_a_tensor_that_outlives_its_job_is_a_failure() -> None:
+    with pytest.raises(RankFailedError, match=r"1 tensors outlive the job: \[\('Tensor', 2\)\]"):
+        run_ranks(_hold, 1, process_group=False)

@@ -85,6 +85,16 @@ def _let_go() -> None:
     gc.collect()
 
 
+def _left_behind() -> str:
+    """What the job left that nothing frees: tensors with a graph behind them, such as a hook that holds its own tensor."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    kinds = {kind: issubclass(kind, torch.Tensor) and kind is not FakeTensor for kind in set(map(type, gc.get_objects()))}
+    left = [each for each in gc.get_objects() if kinds.get(type(each)) and each.grad_fn is not None]
+    return f"{len(left)} tensors outlive the job: {[(type(each).__name__, *each.shape) for each in left[:8]]}" if left else ""
+
+
 class _Packer(pickle.Pickler):
     """Plain tensors as their bytes: torch would hand over thousands of small ones through a file each."""
 
@@ -139,6 +149,8 @@ def _serve(connection: Connection) -> None:
             if dist.is_initialized():
                 dist.destroy_process_group()
         _let_go()
+        if answer[0] and (left := _left_behind()):
+            answer = (False, left)
         try:
             data = _packed(answer)
         except Exception:

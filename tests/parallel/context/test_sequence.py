@@ -35,6 +35,14 @@ _LABELS = torch.randint(0, WIDTH, (ROWS, LENGTH), generator=torch.Generator().ma
     torch.arange(LENGTH) == 3, -100
 )
 
+
+def _hooked(x: Tensor) -> Tensor:
+    doubled = 2 * x
+    doubled.register_hook(lambda grad: grad * 3)
+    doubled.register_hook(lambda grad: 2 * _weight(*grad.shape))  # a plain whole, cut to this rank's part
+    return doubled
+
+
 # name -> what is made of the whole; where it is a whole again, at the latest at the end, there is one collective
 OPERATIONS: dict[str, Callable[[Tensor], Any]] = {
     "cross entropy": lambda x: F.cross_entropy(x.view(-1, WIDTH), _LABELS.view(-1)),
@@ -59,6 +67,7 @@ OPERATIONS: dict[str, Callable[[Tensor], Any]] = {
     "boolean mask": lambda x: x[_LABELS >= 0],
     "in place": lambda x: x.clone().mul_(2.0),
     "matrix product": lambda x: x @ _weight(WIDTH, 2),
+    "hooks": _hooked,
     "second of two": lambda x: torch.cat((_weight(ROWS, 1, WIDTH), x), 1),
 }
 

@@ -189,11 +189,13 @@ def _gather(func: Callable[..., Any], shell: SplitSequence, dim: int, index: Ten
 
 
 def _register_hook(_: Callable[..., Any], shell: SplitSequence, hook: Callable[[Tensor], Any]) -> Any:
+    kind, span, dim = type(shell), shell.span, shell.cut_dim  # held by the hook: the shell would be held for ever
+
     def on_local(grad: Tensor) -> Tensor | None:
-        changed = hook(shell.like(grad))
-        if changed is None or type(changed) is type(shell):
+        changed = hook(kind.wrap(grad, span, dim))
+        if changed is None or type(changed) is kind:
             return None if changed is None else changed.local
-        return shell.span.own_part(changed, shell.cut_dim)
+        return span.own_part(changed, dim)
 
     return shell.local.register_hook(on_local)
 

@@ -147,11 +147,13 @@ def _on_local(name: str) -> Callable[..., Any]:
 
 
 def _register_hook(logits: VocabParallelLogits, hook: Callable[[Tensor], Any]) -> Any:
+    kind, span, dim = type(logits), logits.span, logits.vocab_dim  # held by the hook: the logits would be held for ever
+
     def on_local(grad: Tensor) -> Tensor | None:
-        changed = hook(logits.like(grad))
-        if changed is None or type(changed) is type(logits):
+        changed = hook(kind.wrap(grad, span, dim))
+        if changed is None or type(changed) is kind:
             return None if changed is None else changed.local
-        return changed.narrow(logits.vocab_dim, logits.span.start, logits.span.width)  # type: ignore[no-any-return]
+        return changed.narrow(dim, span.start, span.width)  # type: ignore[no-any-return]
 
     return cast(Any, logits.local).register_hook(on_local)
 
