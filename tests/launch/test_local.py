@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -75,11 +76,12 @@ class TestLauncher:
         assert "warning of rank 0" in err
         assert "rank 1" not in out + err
 
-    def test_environment_and_signal_handlers_are_as_before(self, name, tmp_path):
-        environment, handler = dict(os.environ), signal.getsignal(signal.SIGINT)
+    def test_environment_signal_handlers_and_threads_are_as_before(self, name, tmp_path):
+        environment, handler, threads = dict(os.environ), signal.getsignal(signal.SIGINT), set(threading.enumerate())
         parts("launch.launchers")[name].run(Job("tests.launch.targets:report", tmp_path, 1, {"ONLY_FOR_RANKS": "1"}))
         assert dict(os.environ) == environment
         assert signal.getsignal(signal.SIGINT) is handler
+        assert set(threading.enumerate()) <= threads
 
     def test_the_failing_rank_is_what_the_user_sees(self, name, tmp_path):
         started = time.monotonic()

@@ -37,7 +37,10 @@ class LocalLauncher:
             os.environ.update(_environment(job))
             agent = _agent(job)
             agent.passes_signals_on = job.stops_itself
-            result = agent.run()
+            try:
+                result = agent.run()
+            finally:  # its heartbeat, where it is the last to hold the rendezvous, would wait for itself to end
+                agent.get_worker_group().spec.rdzv_handler.shutdown()
         if result.is_failed():
             raise_if_stopped(job.log_dir, job.world_size, agent.stop_signal, agent.first_exit_codes or {})
             raise explain(job.log_dir, job.world_size, agent.first_exit_codes or {})
