@@ -13,6 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from hybrid_strategy.cli.train import _launch
+from hybrid_strategy.config.messages import quoted
+from hybrid_strategy.launch.job import Job
+
 OWN = ["model._target_=own_module.OwnModule", "data._target_=own_module.OwnData", "logger=csv"]
 TINY = [
     "model=llama_tiny",
@@ -90,6 +94,30 @@ def test_a_run_leaves_all_it_promises_and_can_be_resumed(folder: Path):
     (second,) = [each for each in (folder / "outputs" / "a=b c").iterdir() if each != run_dir]
     assert [row["step"] for row in _rows(second) if row["train_loss"]] == ["4", "5", "6", "7"]
 
+    refused = _hybrid(folder, "train", *TINY, quoted(f"paths.run_dir={second}").strip("'"))
+    assert refused.returncode == 2
+    assert f"paths.run_dir is '{second}': the folder holds the results of another run. metrics.csv is there." in refused.stderr
+
+
+class Writer:
+    """Ranks that log as Lightning's logger does: into a new file."""
+
+    name = "writer"
+
+    def __init__(self, steps: range) -> None:
+        self._steps = steps
+
+    def run(self, job: Job) -> None:
+        rows = "".join(f"{step},{step / 2}\n" for step in self._steps)
+        (job.run_dir / "metrics.csv").write_text(f"step,train_loss\n{rows}")
+
+
+def test_a_run_that_goes_on_in_its_own_folder_keeps_the_rows_it_had(tmp_path: Path):
+    for steps in (range(4), range(3, 6)):
+        _launch(Writer(steps), Job("", tmp_path, 1))
+    assert [row["step"] for row in _rows(tmp_path)] == ["0", "1", "2", "3", "4", "5"]
+    assert [each.name for each in tmp_path.iterdir()] == ["metrics.csv"]
+
 
 @pytest.mark.slow
 def test_the_first_failing_rank_is_what_the_user_sees(folder: Path):
@@ -107,7 +135,9 @@ def test_the_first_failing_rank_is_what_the_user_sees(folder: Path):
 def test_a_module_that_cannot_be_made_is_refused_in_one_line(folder: Path):
     found = _hybrid(folder, "train", *OWN, "model.no_such_argument.x=1", "model._target_=own_module.OwnDat")
     assert found.returncode == 2
-    assert found.stderr.startswith("model._target_ is 'own_module.OwnDat': it cannot be made.")
+    assert found.stderr.startswith("model._target_ is 'own_module.OwnDat': there is no OwnDat in ")
+    assert "Did you mean 'OwnData'?" in found.stderr
+    assert not (folder / "outputs").exists()
     assert "Traceback" not in found.stderr
 
 

@@ -30,8 +30,8 @@ WRONG_TYPES = {
     "model.hidden_size=big": "a whole number",
     "model.hidden_size=null": "a whole number",
     "data.files=3": "a list",
-    "strategy.tensor_parallel_size=2.5": "a whole number or text",
-    "strategy.data_parallel_size=2.5": "a whole number or text",
+    "strategy.tensor_parallel_size=2.5": "a whole number or auto",
+    "strategy.data_parallel_size=2.5": "a whole number or auto",
     "strategy.sequence_parallel=maybe": "true or false, or auto",
     "optimizer.learning_rate=fast": "a number",
     "optimizer.betas=[a,b]": "a number",
@@ -159,6 +159,25 @@ def test_a_value_that_hydra_cannot_read_is_shown_as_it_must_be_typed(override: s
         (("model.vocab_size=100",), "model.vocab_size is 100: it must be 257 or more"),
         (("model.family=bert",), "model.family is 'bert': there is no model family of this name"),
         (("model.num_key_value_heads=4",), "model.num_key_value_heads is 4: it must divide num_attention_heads"),
+        (("model.head_dim=7",), "model.head_dim is 7: rotary positions turn pairs of its dimensions. 7 is odd. Set 6 or 8"),
+        (
+            ("model=llama_tiny", "model.hidden_size=20"),
+            "model.hidden_size is 20: rotary positions turn pairs of its dimensions. 20 / 4 heads = 5 is odd",
+        ),
+        (
+            ("strategy.parallel_plan={unit:[a]}",),
+            "strategy.parallel_plan.unit is ['a']: a plan has no such field. Did you mean 'units'?",
+        ),
+        (
+            ("strategy.parallel_plan={units:a}",),
+            "strategy.parallel_plan.units is 'a': it is a list of names. Set such as [layers.*]",
+        ),
+        (("strategy.parallel_plan={tensor:[a]}",), "strategy.parallel_plan.tensor is ['a']: it is a mapping"),
+        (("strategy.parallel_plan={tied:[a.b]}",), "strategy.parallel_plan.tied is ['a.b']: it is a list of lists of names"),
+        (
+            ("strategy.data_parallel_size=many",),
+            "strategy.data_parallel_size is 'many': it must be a whole number of 1 or more, or auto",
+        ),
         (("model.bias=true",), "model.bias is True: the family llama has no biases"),
         (
             ("model._target_=my.Module", "data._target_=my.Data", "data.batch_size=0"),
@@ -175,3 +194,31 @@ def test_advice_is_not_bound_to_processes_that_follow_the_sizes():
     assert _refusal("strategy.tensor_parallel_size=4", "cluster.devices=8").endswith(
         "Set 1 or 2 (8 processes, pipeline_parallel_size 1)."
     )
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("data.files=abc", "data.files is abc: it must be a list. Set a list, such as [abc]."),
+        ("tags=abc", "tags is abc: it must be a list. Set a list, such as [abc]."),
+        ("strategy.stage_cuts=3", "strategy.stage_cuts is 3: it must be a list or null. Set a list or null, such as [3]."),
+        ("strategy.compile=perhaps", "strategy.compile is perhaps: it must be true or false. Set true or false."),
+        (
+            "strategy=tp2,pp2",
+            "strategy is tp2,pp2: a comma separates the values of a sweep. Set one of them, or -m to run one after the other.",
+        ),
+        ("=3", "An override is =3: it is key=value. Set <key>=3."),
+    ],
+)
+def test_the_value_is_shown_as_it_was_given_and_the_advice_can_be_followed(override: str, text: str):
+    assert _refusal(override) == text
+
+
+def test_a_primary_configuration_or_folder_that_is_not_there_is_named(tmp_path: Path):
+    for source, start in (
+        (Source((), config_name="nothere"), "--config-name is 'nothere': there is no configuration of this name"),
+        (Source((), config_dir=str(tmp_path / "x")), f"--config-dir is '{tmp_path}/x': there is no such folder"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            run_config(source)
+        assert str(caught.value).startswith(start)

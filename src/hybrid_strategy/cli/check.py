@@ -13,6 +13,7 @@ from hybrid_strategy.cli.arguments import Arguments, parse, parser
 from hybrid_strategy.cli.hydra_app import run_app
 from hybrid_strategy.config.build import build_data, build_module
 from hybrid_strategy.config.compose import run_config
+from hybrid_strategy.config.here import check_here
 from hybrid_strategy.config.messages import Shown
 from hybrid_strategy.config.plan import RunPlan, plan_of
 from hybrid_strategy.config.settings import RunConfig, StrategySettings
@@ -69,6 +70,7 @@ def check(config: RunConfig, settings: dict[str, int | float]) -> ParityReport:
     """
     planned = plan_of(config)
     _refuse(config, planned)
+    check_here(config, planned.world)
     from hybrid_strategy.parity.check import run_check
     from hybrid_strategy.parity.request import ParityOptions, make_request
 

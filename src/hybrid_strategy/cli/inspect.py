@@ -13,10 +13,12 @@ from hybrid_strategy.cli.arguments import parse, parser
 from hybrid_strategy.cli.hydra_app import run_app
 from hybrid_strategy.config.build import build_data, build_module
 from hybrid_strategy.config.compose import run_config
+from hybrid_strategy.config.here import check_here
 from hybrid_strategy.config.plan import plan_of
 from hybrid_strategy.config.settings import RunConfig, StrategySettings
 from hybrid_strategy.reporting.console import make_console
 from hybrid_strategy.reporting.noise import keep_terminal_clear
+from hybrid_strategy.spec.parallel_plan import plan_from
 
 if TYPE_CHECKING:
     from hybrid_strategy.strategy.inspection import Inspection
@@ -44,9 +46,6 @@ def run(arguments: Sequence[str]) -> int:
 
 def look(config: RunConfig, always_run: bool = False) -> Inspection:
     """Builds the model of the configuration as one process has it, and looks at it."""
-    from hybrid_strategy.strategy.inspection import inspect
-    from hybrid_strategy.strategy.options import plan_from
-
     own = config.strategy
     cluster = replace(config.cluster, devices="auto")
     config = replace(
@@ -56,6 +55,9 @@ def look(config: RunConfig, always_run: bool = False) -> Inspection:
         precision=replace(config.precision, mode="32-true"),
     )
     planned = plan_of(config)
+    check_here(config, planned.world)
+    from hybrid_strategy.strategy.inspection import inspect
+
     module = build_module(config, planned)
     module.configure_model()
     plan = plan_from(own.parallel_plan) if own.parallel_plan is not None else None

@@ -79,6 +79,8 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _run(name: str, arguments: list[str]) -> int:
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.insert(0, os.getcwd())  # the ranks find modules of the user's here, so the other commands do as well
     try:
         code: int = importlib.import_module(f"hybrid_strategy.cli.{name}").run(arguments)
         return code

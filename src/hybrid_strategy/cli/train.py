@@ -17,18 +17,17 @@ from hybrid_strategy.cli.hydra_app import check_first, run_app
 from hybrid_strategy.cli.multirun import is_sweep, run_sweep
 from hybrid_strategy.cli.plan import show
 from hybrid_strategy.config.compose import CONFIG_NAME
+from hybrid_strategy.config.here import check_folders, check_here, check_unused
 from hybrid_strategy.config.messages import quoted
 from hybrid_strategy.config.plan import RunPlan, plan_of
-from hybrid_strategy.config.ranges import check_here
 from hybrid_strategy.config.resume import find_checkpoint, newest_checkpoint
 from hybrid_strategy.config.settings import RunConfig
 from hybrid_strategy.config.storage import PLAN_FILE, RESULT_FILE, write_config
-from hybrid_strategy.config.targets import TEXT_DATA
-from hybrid_strategy.data.corpus import find_corpus
 from hybrid_strategy.errors import ConfigError, HybridError, message
 from hybrid_strategy.launch.job import Job, Launcher
 from hybrid_strategy.reporting.console import make_console
 from hybrid_strategy.reporting.summary import Closing, print_summary
+from hybrid_strategy.sweeping.metrics import METRICS_FILE, merge_parts, set_aside
 
 FIT = "hybrid_strategy.cli.fit:run"
 _PLAIN = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:")
@@ -42,7 +41,7 @@ def run(arguments: Sequence[str]) -> int:
     if is_sweep(given) and not given.hydra_flags:
         return run_sweep(given, lambda config, run_dir: train(config, run_dir, given), FIT)
     if not given.multirun and not given.hydra_flags:
-        check_first(given.source, _check)
+        check_first(given.source, _check_single)
     elif given.cfg:
         check_first(given.source, lambda config: None)
     return run_app(given, lambda config, run_dir: train(config, run_dir, given))
@@ -54,11 +53,17 @@ def _check(config: RunConfig) -> tuple[RunPlan, Found, Launcher]:
     if planned.world.num_nodes > 1:
         rule = "the local launcher starts the processes of one machine"
         raise ConfigError(message("cluster.num_nodes", planned.world.num_nodes, rule, "", "Set 1"))
-    check_here(config)
-    if config.data.get("_target_") == TEXT_DATA and config.data["files"]:
-        find_corpus(config.data["files"])
+    check_here(config, planned.world)
+    check_folders(config)
     launcher: Launcher = registry.find("launch.launchers", config.cluster.launcher, "cluster.launcher")
     return planned, find_checkpoint(config), launcher
+
+
+def _check_single(config: RunConfig) -> None:
+    """A point of a sweep may go on in its folder; a single run does so only where it is told to."""
+    _check(config)
+    if config.resume is None and config.paths.run_dir is not None:
+        check_unused(Path(config.paths.run_dir))
 
 
 def train(config: RunConfig, run_dir: Path, given: Arguments) -> None:
@@ -83,7 +88,7 @@ def train(config: RunConfig, run_dir: Path, given: Arguments) -> None:
     (run_dir / PLAN_FILE).write_text(json.dumps(planned.to_dict(), indent=2), encoding="utf-8")
     show(config, planned, console)
     try:
-        launcher.run(Job(FIT, run_dir, planned.world.devices, environment_of(planned), stops_itself=True))
+        _launch(launcher, Job(FIT, run_dir, planned.world.devices, environment_of(planned), stops_itself=True))
     except (HybridError, KeyboardInterrupt):
         if newest_checkpoint(run_dir) is not None:
             print(f"run folder: {run_dir}\nresume: {resume_command(given, run_dir)}", file=sys.stderr)
@@ -91,6 +96,16 @@ def train(config: RunConfig, run_dir: Path, given: Arguments) -> None:
     result = json.loads((run_dir / RESULT_FILE).read_text(encoding="utf-8"))
     command = resume_command(given, run_dir, _further(config, result)) if newest_checkpoint(run_dir) else ""
     print_summary(Closing(result, str(run_dir), command), console)
+
+
+def _launch(launcher: Launcher, job: Job) -> None:
+    """Runs the ranks. Where a run goes on in its own folder the rows that it had logged are kept: the logger would begin anew."""
+    if (job.run_dir / METRICS_FILE).is_file():
+        set_aside(job.run_dir, keep=True)
+    try:
+        launcher.run(job)
+    finally:
+        merge_parts(job.run_dir)
 
 
 def _further(config: RunConfig, result: Mapping[str, Any]) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from hybrid_strategy.config.messages import HYDRA_ERRORS, explained
 from hybrid_strategy.config.overrides import check_nothing_ignored, checked
 from hybrid_strategy.config.schema import read, register
 from hybrid_strategy.config.settings import RunConfig
+from hybrid_strategy.errors import ConfigError, message
 
 CONFIG_NAME = "train"
 VERSION_BASE = "1.3"
@@ -45,12 +46,15 @@ def compose(source: Source) -> DictConfig:
     register()
     accepted = checked(source.overrides)
     if source.config_dir is not None:
+        if not os.path.isdir(source.config_dir):
+            raise ConfigError(message("--config-dir", source.config_dir, "there is no such folder", "", "Set one that exists"))
         accepted.append(f"hydra.searchpath=['file://{os.path.abspath(source.config_dir)}']")
     try:
         with initialize_config_dir(str(shipped_folder("conf")), version_base=VERSION_BASE):
             return hydra_compose(source.config_name, overrides=accepted, return_hydra_config=True)
     except HYDRA_ERRORS as error:
-        raise explained(error) from error
+        given = dict(text.lstrip("+").partition("=")[::2] for text in source.overrides)
+        raise explained(error, given=given) from error
     finally:
         GlobalHydra.instance().clear()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hydra.errors import HydraException, MissingConfigException
@@ -11,7 +11,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import MarkedYAMLError
 
 from hybrid_strategy.config.door import describe, known_keys
-from hybrid_strategy.config.settings import RunConfig
+from hybrid_strategy.config.settings import AUTO, GROUPS, RunConfig
 from hybrid_strategy.errors import ConfigError, did_you_mean, message
 
 HYDRA_ERRORS: tuple[type[Exception], ...] = (HydraException, OmegaConfBaseException, MarkedYAMLError)
@@ -32,6 +32,17 @@ class Shown:
         return self.text
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where an error arose. `kind`, `prefix`: as in `explained`; `source`: the file; `given`: the value, None: not known."""
+
+    key: str
+    kind: type
+    prefix: str
+    source: str
+    given: object
+
+
 def quoted(override: str) -> str:
     """The override as it must be typed in a shell so that the value arrives unchanged.
 
@@ -50,13 +61,16 @@ def no_such_key(full_key: str, shown: Shown, names: Sequence[str]) -> ConfigErro
     return ConfigError(message(full_key, shown, "there is no such key", "", advice))
 
 
-def explained(error: Exception, kind: type = RunConfig, prefix: str = "") -> ConfigError:
+def explained(
+    error: Exception, kind: type = RunConfig, prefix: str = "", given: Mapping[str, object] | None = None
+) -> ConfigError:
     """The error for the user.
 
     Args:
         error: raised by Hydra or OmegaConf, or by the YAML reader that they use.
         kind: the dataclass whose keys are meant.
         prefix: the dotted path at which `kind` stands in the whole configuration.
+        given: values as the user gave them, by the same keys as the error's: OmegaConf does not always tell them.
     """
     if isinstance(error, MissingConfigException):
         return _no_such_option(error)
@@ -65,13 +79,16 @@ def explained(error: Exception, kind: type = RunConfig, prefix: str = "") -> Con
     ambiguous = _AMBIGUOUS.search(str(error))
     if ambiguous is not None:
         name, _, value = ambiguous[1].partition("=")
-        advice = f"Quote it: {quoted(ambiguous[1])}; or {name}=[{value}] for a list, or -m to run one after the other"
+        sweep = "-m to run one after the other"
+        values = f"Quote it: {quoted(ambiguous[1])}; or {name}=[{value}] for a list, or {sweep}"
+        advice = f"Set one of them, or {sweep}" if name in GROUPS or "/" in name else values
         return ConfigError(message(name, Shown(value), "a comma separates the values of a sweep", "", advice))
     text, key = _deepest(error)
     if key is None:
         return ConfigError(text.strip())
     where = _FILE.match(str(error))
-    return _by_key(text, key, kind, prefix, f" (in conf/{where[1]}.yaml)" if where else "")
+    source = f" (in conf/{where[1]}.yaml)" if where else ""
+    return _by_key(text, Place(key, kind, prefix, source, (given or {}).get(key)))
 
 
 def _no_yaml(error: MarkedYAMLError) -> ConfigError:
@@ -94,7 +111,8 @@ def _deepest(error: Exception) -> tuple[str, str | None]:
     return text, key or (found[1] if found else None)
 
 
-def _by_key(text: str, key: str, kind: type, prefix: str, source: str) -> ConfigError:
+def _by_key(text: str, place: Place) -> ConfigError:
+    key, kind, prefix, source = place.key, place.kind, place.prefix, place.source
     full_key = f"{prefix}.{key}" if prefix else key
     lines = [line for line in text.splitlines() if not line.startswith((" ", "\t"))]
     if "nterpolation" in text:
@@ -106,16 +124,23 @@ def _by_key(text: str, key: str, kind: type, prefix: str, source: str) -> Config
     if text == "missing":
         return ConfigError(message(full_key, Shown("missing"), "it has no default", "", f"Set {full_key}=<value>"))
     wanted = describe(kind, key)
+    if full_key.startswith(("strategy.", "cluster.")):  # the only word that may stand for a number there
+        wanted = wanted.replace(" or text", f" or {AUTO}")
     value = _VALUE.match(lines[-1] if lines else "")
     if wanted:
         null = "is not Optional" in text or "Incompatible value 'None'" in text
-        shown = value[1].strip("'") if value is not None else "null" if null else "of another type"
-        return ConfigError(message(full_key, Shown(shown + source), f"it must be {wanted}", "", f"Set {wanted}"))
+        typed = "of another type" if place.given is None else str(place.given)
+        shown = value[1].strip("'") if value is not None else "null" if null else typed
+        advice = f"Set {wanted}" if "a list" not in wanted or shown is not typed else f"Set {wanted}, such as [{typed}]"
+        return ConfigError(message(full_key, Shown(shown + source), f"it must be {wanted}", "", advice))
     return ConfigError(message(full_key, Shown(f"wrong{source}"), " ".join(lines) or text, "", ""))
 
 
 def _no_such_option(error: MissingConfigException) -> ConfigError:
     group, _, option = (error.missing_cfg_file or "").removesuffix(".yaml").rpartition("/")
+    if not group and option:
+        rule = "there is no configuration of this name"
+        return ConfigError(message("--config-name", option, rule, "", "Set train, or the name of a file in --config-dir"))
     if not error.options or not group:
         return ConfigError(str(error).split("\nConfig search path")[0].strip())
     known = [each for each in error.options if not each.startswith("_")]

@@ -87,6 +87,8 @@ def _parse(text: str) -> Override:
             rule = "an override is key=value"
             raise ConfigError(message(key, Shown("given without a value"), rule, "", f"Set {key}=<value>")) from error
         raise ConfigError(message(key, Shown(value), "Hydra cannot read this value", "", f"Quote it: {quoted(text)}")) from error
+    if not override.key_or_group:
+        raise ConfigError(message("An override", Shown(text), "it is key=value", "", "Set <key>" + text))
     return override
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hybrid_strategy.config.build import make
+from hybrid_strategy.config.named_target import check_targets
 from hybrid_strategy.config.settings import RunConfig
 from hybrid_strategy.spec.model_shape import ModelShape
 
@@ -17,6 +18,7 @@ def own_shape(config: RunConfig) -> tuple[ModelShape | None, str]:
     Raises:
         ConfigError: the module cannot be made.
     """
+    check_targets(replace(config, data={}, callbacks={}, logger={}))
     import torch
 
     from hybrid_strategy.strategy.counting import as_built, count_parameters, equivalent_shape, told_shape

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-from hybrid_strategy.config.settings import RunConfig
 from hybrid_strategy.errors import ConfigError, message
 from hybrid_strategy.planning.refusals import CHECKPOINT_ERROR, CHECKPOINT_WHEN_BUSY, LARGEST_SEED, LARGEST_SIZE
 
@@ -27,15 +25,15 @@ class Range:
 
 
 def _from(least: float, rule: str = "") -> Range:
-    return Range(lambda value: value >= least, rule or f"it must be {least:g} or more", f"Set {least:g} or more")
+    return Range(lambda value: least <= value < math.inf, rule or f"it must be {least:g} or more", f"Set {least:g} or more")
 
 
 def _above(bound: float) -> Range:
-    return Range(lambda value: value > bound, f"it must be more than {bound:g}", f"Set more than {bound:g}")
+    return Range(lambda value: bound < value < math.inf, f"it must be more than {bound:g}", f"Set more than {bound:g}")
 
 
 def _within(least: float, most: float) -> Range:
-    return Range(lambda value: least <= value <= most, f"it must be {least:g} to {most:g}", f"Set {least:g} to {most:g}")
+    return Range(lambda value: least <= value <= most, f"it must be {least:,} to {most:,}", f"Set {least:,} to {most:,}")
 
 
 def _one_of(*words: str) -> Range:
@@ -62,8 +60,8 @@ _BETAS = Range(
     "AdamW has two, each of 0 up to but not 1",
     "Set such as [0.9,0.95]",
 )
-_UNLIMITED = _from(-1, "it must be 1 or more, or -1 for no limit")
-_EXISTS = Range(lambda value: Path(value).expanduser().exists(), "there is no such file or folder", "Set one that exists")
+_UNLIMITED = _from(-1, "it must be 0 or more, or -1 for no limit")
+_NAMED = Range(lambda value: bool(value.strip()), "it is empty", "Set a path, or leave it out")
 _MODE = _one_of("min", "max")
 _SIZE = Range(
     lambda value: not isinstance(value, int) or 0 < value <= LARGEST_SIZE,
@@ -119,6 +117,9 @@ RANGES: Mapping[str, Range] = {
     "trainer.reload_dataloaders_every_n_epochs": _from(0),
     "data.num_workers": _from(0),
     "data.max_bytes": _from(1),
+    "resume": _NAMED,
+    "paths.output_dir": _NAMED,
+    "paths.cache_dir": _NAMED,
 }
 """Full key -> what it may be."""
 
@@ -168,37 +169,7 @@ def check_ranges(groups: Mapping[str, Any]) -> None:
             _check(f"{path}.{name}", entry.get(name), allowed)
 
 
-def check_here(config: RunConfig) -> None:
-    """What a run needs of this machine and folder, as far as it can be seen without importing anything of the user's.
-
-    Raises:
-        ConfigError: a class whose module is not there, or files to begin with that are not.
-    """
-    for group in ("model", "data"):
-        _check_target(f"{group}._target_", getattr(config, group))
-    _check("strategy.initial_weights", config.strategy.initial_weights, _EXISTS)
-
-
 def _check(key: str, value: Any, allowed: Range) -> None:
     if value is not None and not allowed.allows(value):
-        raise ConfigError(message(key, value, allowed.rule, "", allowed.advice))
-
-
-def _check_target(key: str, values: Mapping[str, Any]) -> None:
-    """That it names something in a module that is there; it is not imported."""
-    target = values.get("_target_")
-    if target is None:
-        return
-    module = str(target).partition(".")[0]
-    try:
-        found = bool(module) and "." in str(target) and (_is_here(module) or find_spec(module) is not None)
-    except (ImportError, ValueError):
-        found = False
-    if not found:
-        rule = "it must be module.Class of a module that Python finds here"
-        raise ConfigError(message(key, str(target), rule, "", "Set the full name, and start where the module lies or install it"))
-
-
-def _is_here(module: str) -> bool:
-    """In the folder where the command was called, which the ranks look into first."""
-    return Path(module).is_dir() or Path(f"{module}.py").is_file()
+        endless = isinstance(value, float) and not math.isfinite(value)
+        raise ConfigError(message(key, value, "it must be a finite number" if endless else allowed.rule, "", allowed.advice))

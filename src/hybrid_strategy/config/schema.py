@@ -93,4 +93,4 @@ def _merged(path: str, kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
         merged = OmegaConf.merge(OmegaConf.structured(door(kind)), literal)
         return OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
     except OmegaConfBaseException as error:
-        raise explained(error, kind, path) from error
+        raise explained(error, kind, path, values) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from hybrid_strategy import registry
 from hybrid_strategy.config.settings import AUTO, STRATEGY_TARGET, RunConfig
@@ -10,6 +10,7 @@ from hybrid_strategy.config.targets import TEXT_DATA, shape_of
 from hybrid_strategy.errors import ConfigError, ModelError, did_you_mean, message
 from hybrid_strategy.planning.learning_rate import RULES, SCHEDULES
 from hybrid_strategy.spec.families import shape_refusal
+from hybrid_strategy.spec.parallel_plan import plan_from
 
 PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true", "64-true")
 MATMUL_PRECISIONS = ("highest", "high", "medium")
@@ -52,6 +53,8 @@ def check_words(config: RunConfig) -> None:
             )
         )
     _check_sizes(config)
+    if isinstance(config.strategy.parallel_plan, Mapping):
+        plan_from(config.strategy.parallel_plan, "strategy.parallel_plan")
     _check_at_least(config)
     _check_text_fits_model(config)
 
@@ -117,7 +120,9 @@ def _check_sizes(config: RunConfig) -> None:
     for key in (*(f"{axis}_size" for axis in _AXES), *_PARTS):
         value = getattr(config.strategy, key)
         if isinstance(value, str) and value != AUTO:
-            raise ConfigError(message(f"strategy.{key}", value, "it must be a whole number of 1 or more", "", "Set 1 or more"))
+            raise ConfigError(
+                message(f"strategy.{key}", value, "it must be a whole number of 1 or more, or auto", "", "Set 1 or more, or auto")
+            )
 
 
 def _check_at_least(config: RunConfig) -> None:

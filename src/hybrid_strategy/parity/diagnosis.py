@@ -20,9 +20,9 @@ _TIMES = {
     "pipeline_parallel_size": "what every pipeline rank holds whole is summed over them",
 }
 _OVER = {
-    "num_microbatches": "the mean over micro-batches is taken twice",
+    "num_microbatches": "the mean over micro-batches is taken twice, or of losses that are sums over their rows",
     "tensor_parallel_size": "parts of a sum over the tensor-parallel ranks are averaged, or never summed",
-    "data_parallel_size": "the mean over data-parallel ranks is taken twice",
+    "data_parallel_size": "the mean over data-parallel ranks is taken twice, or of losses that are sums over their rows",
     "accumulate_grad_batches": "the mean over accumulated batches is taken twice",
     "context_parallel_size": "parts of a sum over the context-parallel ranks are averaged, or never summed",
     "pipeline_parallel_size": "parts of a sum over the pipeline ranks are averaged, or never summed",

@@ -38,6 +38,12 @@ def shape_refusal(shape: ModelShape) -> Refusal | None:
     if not shape.head_dim and shape.hidden_size % heads:
         rule, numbers = "num_attention_heads must divide it", f"{heads} does not divide {shape.hidden_size}"
         return "hidden_size", shape.hidden_size, rule, numbers, f"Set a multiple of {heads}, or head_dim"
+    if not shape.learned_positions and shape.head_size % 2:
+        rule, numbers = "rotary positions turn pairs of its dimensions", f"{shape.head_size} is odd"
+        if shape.head_dim:
+            return "head_dim", shape.head_dim, rule, numbers, f"Set {shape.head_dim - 1 or 2} or {shape.head_dim + 1}"
+        numbers = f"{shape.hidden_size} / {heads} heads = {numbers}"
+        return "hidden_size", shape.hidden_size, rule, numbers, f"Set a multiple of {2 * heads}, or head_dim"
     for name, wanted in _WANTED.get(shape.family, {}).items():
         if getattr(shape, name) is not wanted:
             rule = f"the family {shape.family} has {'' if wanted else 'no '}{_WORDS[name]}"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
+from typing import Any
+
+from hybrid_strategy.errors import ModelError, did_you_mean, message
 
 TENSOR_STYLES = ("colwise", "rowwise", "replicate_input", "sequence_norm", "sequence_split", "vocab_embedding", "vocab_head")
 
@@ -41,6 +44,44 @@ class ParallelPlan:
     heads: Mapping[str, int] = field(default_factory=dict)
     batch_dims: Mapping[str, int | None] = field(default_factory=dict)
     sequence_dims: Mapping[str, int | None] = field(default_factory=dict)
+
+
+_LISTS = ("units", "checkpoint_units", "shard_units", "tied")
+
+
+def plan_from(values: Mapping[str, Any], key: str = "parallel_plan") -> ParallelPlan:
+    """A plan from plain data, as a configuration file holds it; `key` is where it stands there.
+
+    Raises:
+        ModelError: a field that a plan does not have, or one of another kind.
+
+    >>> plan_from({"units": ["a", "b"], "tied": [["x", "y"]]}).tied
+    (('x', 'y'),)
+    """
+    for name, value in values.items():
+        _check_field(f"{key}.{name}", str(name), value)
+    made: dict[str, Any] = {name: tuple(value) if name in _LISTS else value for name, value in values.items()}
+    if "tied" in made:
+        made["tied"] = tuple(tuple(group) for group in made["tied"])
+    return ParallelPlan(**made)
+
+
+def _check_field(key: str, name: str, value: Any) -> None:
+    known = [each.name for each in fields(ParallelPlan)]
+    if name not in known:
+        raise ModelError(message(key, value, "a plan has no such field", "", did_you_mean(name, known)))
+    if name not in _LISTS:
+        if not isinstance(value, Mapping):
+            raise ModelError(message(key, value, "it is a mapping", "", "Set such as {layers.0: ...}"))
+    elif name == "tied":
+        if not _is_list(value) or not all(_is_list(each) for each in value):
+            raise ModelError(message(key, value, "it is a list of lists of names", "", "Set such as [[a.weight, b.weight]]"))
+    elif not _is_list(value) or not all(isinstance(each, str) for each in value):
+        raise ModelError(message(key, value, "it is a list of names", "", "Set such as [layers.*]"))
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
 
 
 def matches(pattern: str, name: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -21,7 +21,7 @@ from hybrid_strategy.planning.refusals import (
     check_whole,
 )
 from hybrid_strategy.spec.layout import Layout
-from hybrid_strategy.spec.parallel_plan import ParallelPlan
+from hybrid_strategy.spec.parallel_plan import ParallelPlan, plan_from
 
 
 @dataclass(frozen=True)
@@ -136,11 +136,3 @@ def _time(given: Any) -> timedelta:
     if not isinstance(found, timedelta) or found <= timedelta(0):
         raise ConfigError(message("timeout", given, "it is seconds, or a timedelta, of more than 0", "", "Set such as 1800"))
     return found
-
-
-def plan_from(values: Mapping[str, Any]) -> ParallelPlan:
-    """A plan from plain data, as a configuration file holds it."""
-    lists = {key: tuple(value) for key, value in values.items() if isinstance(value, Sequence) and not isinstance(value, str)}
-    if "tied" in lists:
-        lists["tied"] = tuple(tuple(group) for group in lists["tied"])
-    return ParallelPlan(**{**values, **lists})
