@@ -126,7 +126,7 @@ def test_messages_leave_before_the_backward_pass_is_over(sharding: str) -> None:
 
 def _types_of_messages(strategy: dict[str, Any], precision: str) -> tuple[set[torch.dtype], list[float]]:
     seen: set[torch.dtype] = set()
-    names = ("all_reduce", "reduce_scatter_tensor")
+    names = ("all_reduce", "reduce_scatter_single")
     originals = {name: getattr(dist, name) for name in names}
 
     def watch(name: str) -> Any:

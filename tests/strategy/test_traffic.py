@@ -56,7 +56,7 @@ def test_ddp_reduces_every_gradient_once(microbatches: int) -> None:
 def test_zero_1_and_2_scatter_once_and_gather_once(sharding: str, microbatches: int) -> None:
     strategy = {"sharding": sharding, "num_microbatches": microbatches}
     for calls, num_bytes, _ in count(2, strategy):
-        assert calls == {"reduce_scatter_tensor": 1, "all_gather_into_tensor": 1}
+        assert calls == {"reduce_scatter_single": 1, "all_gather_single": 1}
         assert set(num_bytes.values()) == {FLOAT * WIDE.num_parameters}
 
 
@@ -66,8 +66,8 @@ def test_zero3_gathers_each_unit_for_each_pass(microbatches: int) -> None:
     for _, num_bytes, _ in count(2, {"sharding": "zero3", "num_microbatches": microbatches}):
         norm = FLOAT * HIDDEN  # the last norm is a unit small enough to be counted apart
         weights = FLOAT * WIDE.num_parameters - norm
-        assert num_bytes["all_gather_into_tensor"] == 2 * microbatches * weights
-        assert num_bytes["reduce_scatter_tensor"] == microbatches * weights
+        assert num_bytes["all_gather_single"] == 2 * microbatches * weights
+        assert num_bytes["reduce_scatter_single"] == microbatches * weights
 
 
 def test_accumulated_batches_reduce_once() -> None:
@@ -76,7 +76,7 @@ def test_accumulated_batches_reduce_once() -> None:
         case_steps = Case(strategy=strategy, shape=WIDE, batch_size=ROWS, rows=96, steps=2, **case)
         for steps in run_ranks(count_here, 2, case_steps, process_group=False):
             reductions = [sum(calls.values()) for calls, _, _ in steps]
-            gathers = [calls.get("all_gather_into_tensor", 0) for calls, _, _ in steps]
+            gathers = [calls.get("all_gather_single", 0) for calls, _, _ in steps]
             assert [total - gathered for total, gathered in zip(reductions, gathers, strict=True)] == [0, 0, 1] * 2
 
 

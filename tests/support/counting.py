@@ -13,7 +13,7 @@ import torch.distributed as dist
 from hybrid_strategy.parallel.tensor import collectives
 
 PLACES: dict[Any, tuple[str, ...]] = {
-    dist: ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "isend"),
+    dist: ("all_reduce", "all_gather_single", "reduce_scatter_single", "broadcast", "isend"),
     collectives: ("all_reduce", "all_gather", "reduce_scatter"),  # tensor parallelism, through functional collectives
 }
 SMALL_BYTES = 2048

@@ -139,6 +139,7 @@ def _serve(connection: Connection) -> None:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
+                warnings.filterwarnings("error", "`torch.distributed", FutureWarning)  # of a name that will go
                 if process_group:
                     dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
                 value = function(*arguments)

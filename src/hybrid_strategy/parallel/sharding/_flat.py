@@ -95,7 +95,7 @@ def reduce_scatter_started(buffer: Tensor, group: dist.ProcessGroup | None) -> t
     if group is None:
         return buffer[0], None
     block = torch.empty(buffer.shape[1], dtype=buffer.dtype, device=buffer.device)
-    return block, dist.reduce_scatter_tensor(block, buffer.view(-1), group=group, async_op=True)
+    return block, dist.reduce_scatter_single(block, buffer.view(-1), group=group, async_op=True)
 
 
 def reduce_scatter(buffer: Tensor, group: dist.ProcessGroup | None) -> Tensor:
@@ -109,5 +109,5 @@ def reduce_scatter(buffer: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 def all_gather(block: Tensor, parts: int, group: dist.ProcessGroup) -> Tensor:
     """Gathers the blocks of all ranks into `[parts, block]`."""
     buffer = torch.empty(parts, block.numel(), dtype=block.dtype, device=block.device)
-    dist.all_gather_into_tensor(buffer.view(-1), block, group=group)
+    dist.all_gather_single(buffer.view(-1), block, group=group)
     return buffer
