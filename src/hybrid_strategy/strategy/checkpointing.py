@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import lightning.pytorch as pl
 import torch.distributed as dist
@@ -34,11 +34,16 @@ from hybrid_strategy.strategy.optimizer_states import (
     fit_to_groups,
     group_settings,
     new_parameters,
+    of_another_class,
+    overruled_settings,
+    refuse_another_class,
     restore_empty_groups,
     restore_values,
     state_pieces,
 )
 from hybrid_strategy.strategy.random_state import RandomState, coordinate_key, take_random_state
+
+T = TypeVar("T")
 
 RUN_STATE = "hybrid_strategy"
 """Key of our own part of the state beside Lightning's."""
@@ -175,11 +180,17 @@ class StateKeeper:
         if self.average is not None and not averaged:
             self.average.begin_with_weights()
         small = loaded.small
+        changed = self._shared(of_another_class(self.optimizers, named, small.replicated))
+        if self.module.strict_loading:
+            refuse_another_class(str(path), changed)
+        overruled = self._shared(overruled_settings(self.optimizers, named, small.replicated))
         gaps = restore_values(self.optimizers, named, small.replicated)
         new = new_parameters(self.optimizers, named, small.replicated)
         gaps += [(f"optimizer state of {name}", "no optimizer of the saved run had this parameter") for name in new]
         restore_empty_groups(self.optimizers, named, small.state.get(RUN_STATE, {}).get("groups", ()))
         certificate = account_of(loaded.certificate, small, self.module.trainer, self.groups.layout, self._shared(gaps))
+        if overruled:
+            certificate = certificate.with_restored("settings in place of this run's", "; ".join(overruled))
         return _loaded(small, certificate, schedulers, len(self.optimizers))
 
     def _load_single_file(self, path: Path) -> Loaded:
@@ -198,13 +209,13 @@ class StateKeeper:
             rule, advice = "it holds weights only, so training cannot go on from it", "Set a checkpoint with optimizer states"
             raise CheckpointError(message("checkpoint", str(path), rule, "", advice))
 
-    def _shared(self, gaps: list[tuple[str, str]]) -> list[tuple[str, str]]:
-        """What all ranks together could not take back, on each of them."""
+    def _shared(self, found: list[T]) -> list[T]:
+        """What all ranks together have found, on each of them."""
         if not dist.is_initialized():
-            return gaps
-        gathered: list[list[tuple[str, str]] | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, gaps)
-        return sorted({gap for each in gathered for gap in each or []})
+            return found
+        gathered: list[list[T] | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, found)
+        return sorted({one for each in gathered for one in each or []})  # type: ignore[type-var]
 
 
 def _loaded(small: SmallState, certificate: Certificate, schedulers: Sequence[Any], num_optimizers: int) -> Loaded:
