@@ -14,8 +14,10 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 from torch.utils.data import DataLoader, Dataset
 
 from hybrid_strategy import HybridParallelStrategy
@@ -87,17 +89,16 @@ def _fit(
 ) -> tuple[pl.Trainer, str]:
     """Trains; returns the Trainer and all that was said."""
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-    loader = DataLoader(_Rows(rows), batch_size=4, shuffle=shuffle)
+    data: Any = options.pop("data", None) or DataLoader(_Rows(rows), batch_size=4, shuffle=shuffle)
+    settings = {"strategy": HybridParallelStrategy(), **quiet, **options}
     said = io.StringIO()
     listener, log = logging.StreamHandler(said), logging.getLogger("lightning.pytorch")
     log.addHandler(listener)
     try:
         with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("always")
-            trainer = pl.Trainer(
-                accelerator="cpu", devices=1, strategy=HybridParallelStrategy(), max_steps=steps, **{**quiet, **options}
-            )
-            trainer.fit(module, loader, ckpt_path=path)
+            trainer = pl.Trainer(accelerator="cpu", devices=1, max_steps=steps, **settings)
+            trainer.fit(module, data, ckpt_path=path)
     finally:
         log.removeHandler(listener)
     return trainer, said.getvalue() + "".join(str(each.message) for each in caught)
@@ -176,3 +177,112 @@ def test_a_parameter_of_two_optimizers_has_two_states(tmp_path: Path) -> None:
     whole, parts, names = run_ranks(_of_two_optimizers, 1, str(tmp_path), process_group=False)[0]
     assert parts == whole
     assert {"optimizer.net.0.weight.exp_avg", "optimizer.net.0.weight.exp_avg@1"} <= names
+
+
+class Counting(nn.Module):
+    """Counts its calls, in a state that is neither parameter nor buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return values
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.calls = state["calls"]
+
+
+class Rows(pl.LightningDataModule):
+    def train_dataloader(self) -> Any:
+        return DataLoader(_Rows(32), batch_size=4)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"read": 1}
+
+
+class SavesInTheMiddle(pl.Callback):
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *arguments: Any) -> None:
+        if trainer.global_step == 2:
+            trainer.save_checkpoint(self.path)
+
+
+def _without_the_average(folder: str) -> tuple[list[bool], str, str]:
+    path = os.path.join(folder, "saved")
+    _fit(Toy(), 4, callbacks=[EMAWeightAveraging(decay=0.9), SavesInTheMiddle(path)])
+    plain, without = Toy(), Toy()
+    plain_path = os.path.join(folder, "plain")
+    _fit(plain, 2)[0].save_checkpoint(plain_path)
+    said = _fit(without, 4, path)[1]
+    other = _fit(Toy(), 4, plain_path, callbacks=[EMAWeightAveraging(decay=0.9)])[1]
+    return [torch.equal(plain.state_dict()[name], value) for name, value in without.start.items()], said, other
+
+
+def test_training_goes_on_with_trained_weights_where_the_average_is_left_out(tmp_path: Path) -> None:
+    equal, said, other = run_ranks(_without_the_average, 1, str(tmp_path), process_group=False)[0]
+    assert equal == [True] * 5
+    assert "NOT restored  weight average: this run has none" in said
+    assert "NOT restored  weight average: the saved run had none" in other
+
+
+def _with_parts_of_its_own(folder: str) -> tuple[int, str, str]:
+    module, data = Toy(), Rows()
+    module.net.append(Counting())
+    path = os.path.join(folder, "saved")
+    _fit(module, 4, data=data)[0].save_checkpoint(path)
+    again = Toy()
+    again.net.append(Counting())
+    said = _fit(again, 6, path, callbacks=[EarlyStopping("loss", strict=False)])[1]
+    return again.net[-1].calls, said, _fit(Toy(schedule=lambda each: StepLR(each, 2)), 6, path)[1]
+
+
+def test_parts_of_the_state_come_back_or_are_named(tmp_path: Path) -> None:
+    calls, said, scheduled = run_ranks(_with_parts_of_its_own, 1, str(tmp_path), process_group=False)[0]
+    assert calls == 6
+    assert "NOT restored  Rows: nothing in this run takes it back" in said
+    assert "NOT restored  callback EarlyStopping{'monitor': 'loss', 'mode': 'min'}: the saved run had none" in said
+    assert "NOT restored  learning-rate schedules: the checkpoint has 0, this run has 1" in scheduled
+
+
+def _with_another_schedule(folder: str) -> tuple[str, str]:
+    path = _saved(folder, Toy(schedule=lambda each: StepLR(each, 2)))
+    longer = _fit(Toy(schedule=lambda each: StepLR(each, 3)), 6, path)[1]
+    return longer, _fit(Toy(schedule=lambda each: CosineAnnealingLR(each, 8)), 6, path)[1]
+
+
+def test_another_schedule_is_told(tmp_path: Path) -> None:
+    longer, other = run_ranks(_with_another_schedule, 1, str(tmp_path), process_group=False)[0]
+    assert "settings in place of this run's: step_size 2 for 3" in longer
+    assert "NOT restored  learning-rate schedule: it was StepLR; CosineAnnealingLR takes over" in other
+
+
+def _to_a_store(folder: str) -> str:
+    os.chdir(folder)
+    trainer = _fit(Toy(), 2)[0]
+    with pytest.raises(CheckpointError) as caught:
+        trainer.save_checkpoint("s3://bucket/name.ckpt")
+    return str(caught.value)
+
+
+def test_an_address_is_no_local_folder(tmp_path: Path) -> None:
+    text = run_ranks(_to_a_store, 1, str(tmp_path), process_group=False)[0]
+    assert text.startswith("checkpoint is 's3://bucket/name.ckpt': ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def _saved_in_the_background(folder: str) -> None:
+    keeper = ModelCheckpoint(folder, "best", monitor="step", mode="max", every_n_train_steps=1, save_top_k=3)
+    options = {"strategy": HybridParallelStrategy(asynchronous_checkpoint=True), "enable_checkpointing": True}
+    _fit(Toy(), 3, callbacks=[keeper], **options)
+
+
+def test_a_name_that_is_being_written_is_taken(tmp_path: Path) -> None:
+    run_ranks(_saved_in_the_background, 1, str(tmp_path), process_group=False)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["best-v1.ckpt", "best-v2.ckpt", "best.ckpt", "last"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -224,6 +225,17 @@ def overruled_settings(optimizers: Sequence[Optimizer], named: Named, values: Ma
             if not same(here[key], there[key]):
                 found[f"{key} {there[key]} for {here[key]}"] = None
     return list(found)
+
+
+def overruled_schedules(schedulers: Sequence[Any], saved: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Arguments of this run's schedules where the saved ones go on instead (`T_max`, `step_size`)."""
+    found = []
+    for scheduler, state in zip(schedulers, saved, strict=False):
+        arguments = inspect.signature(type(scheduler).__init__).parameters.keys() - {"last_epoch"}
+        here, _ = plain({key: each for key, each in vars(scheduler).items() if key in arguments & state.keys()})
+        changed = sorted(key for key in here if not same(here[key], state[key]))
+        found += [f"{key} {state[key]} for {here[key]}" for key in changed]
+    return found
 
 
 def new_parameters(optimizers: Sequence[Optimizer], named: Named, values: Mapping[str, Any]) -> list[str]:
