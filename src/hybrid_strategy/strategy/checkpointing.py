@@ -18,6 +18,7 @@ from hybrid_strategy.checkpoint.content import CheckpointContent, SmallState
 from hybrid_strategy.checkpoint.folder import resolve
 from hybrid_strategy.checkpoint.importing import ImportOptions, import_single_file
 from hybrid_strategy.checkpoint.loading import LoadOptions, load_checkpoint, saved_names
+from hybrid_strategy.checkpoint.manifest import read_manifest
 from hybrid_strategy.checkpoint.pieces import Piece, model_key, section
 from hybrid_strategy.checkpoint.verify import read_meta
 from hybrid_strategy.distributed.groups import Groups
@@ -247,7 +248,9 @@ class StateKeeper:
         return Loaded({**rest, "state_dict": {}, "optimizer_states": []}, certificate)
 
     def _check_complete(self, path: Path) -> None:
-        if self.module.trainer.state.fn == TrainerFn.FITTING and read_meta(resolve(path)).get("weights_only"):
+        folder = resolve(path)
+        read_manifest(folder)  # says what is wrong where there is no checkpoint at all
+        if self.module.trainer.state.fn == TrainerFn.FITTING and read_meta(folder).get("weights_only"):
             rule, advice = "it holds weights only, so training cannot go on from it", "Set a checkpoint with optimizer states"
             raise CheckpointError(message("checkpoint", str(path), rule, "", advice))
 
