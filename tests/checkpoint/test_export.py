@@ -136,6 +136,16 @@ def test_a_folder_of_other_things_is_not_replaced(checkpoint: Path, tmp_path: Pa
     assert checkpoint.is_dir()
 
 
+def test_an_earlier_export_is_replaced_unless_a_tokenizer_lies_in_it(checkpoint: Path, tmp_path: Path) -> None:
+    target = tmp_path / "hf"
+    for shard_bytes in (64, 10**9):
+        export_folder(checkpoint, target, {}, ExportOptions(shard_bytes=shard_bytes))
+    (target / "tokenizer.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"would be replaced. There are tokenizer.json. Set the path of a new folder"):
+        export_folder(checkpoint, target, {})
+    assert (target / "tokenizer.json").is_file()
+
+
 def blocks(rank: int, size: int, dim: int) -> dict[str, Piece]:
     pieces = {}
     for key, tensor in WEIGHTS.items():

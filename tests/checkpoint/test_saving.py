@@ -218,6 +218,13 @@ def test_a_folder_of_other_things_is_not_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "mine").is_dir()
 
 
+def test_a_folder_with_a_manifest_of_another_program_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "page").mkdir()
+    (tmp_path / "page" / "manifest.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="holds other things"):
+        save_checkpoint(tmp_path / "page", CheckpointContent({}))
+
+
 def test_names_that_do_not_match(tmp_path: Path) -> None:
     def ones(name: str) -> Piece:
         return Piece.whole(name, torch.ones(2))
@@ -341,3 +348,9 @@ def test_a_disk_that_is_too_small_is_refused_before_writing(tmp_path: Path, monk
 
 def test_key_path() -> None:
     assert key_path("alone") == ("alone",)
+
+
+def test_a_file_called_last_that_is_no_pointer_stays(tmp_path: Path) -> None:
+    (tmp_path / "last").write_text("notes\nof weeks\n")
+    save_checkpoint(tmp_path / "1", CheckpointContent({}))
+    assert (tmp_path / "last").read_text() == "notes\nof weeks\n"

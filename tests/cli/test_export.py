@@ -181,6 +181,10 @@ def test_weights_of_another_model_are_refused_on_all_ranks(tmp_path: Path) -> No
     assert "rank 1:" in str(caught.value)
     with pytest.raises(RankFailedError, match=r"Missing in it: model\.layers\.3"):
         started(replace(LLAMA, num_layers=4), SPLIT["tp2"], tmp_path / "hf", tmp_path)
+    heads = replace(LLAMA, num_attention_heads=2, num_key_value_heads=1)
+    with pytest.raises(RankFailedError, match=r"num_attention_heads 4 there, 2 here; .*Set the model to it") as caught:
+        started(heads, SPLIT["zero3"], tmp_path / "hf", tmp_path)
+    assert str(caught.value).count("its config.json is of another model") >= 2
 
 
 def test_what_cannot_be_exported_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,3 +206,20 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path, capsys: pytest.Captu
     assert {each.dtype for each in load_file(tmp_path / "a.safetensors").values()} == {torch.bfloat16}
     plan = json.loads((tmp_path / "run" / "checkpoints" / "a.ckpt" / "plan.json").read_text())
     assert plan["model"]["shape"]["family"] == "gpt"
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "told"),
+    [
+        ("llama", {"rope_theta": 1e6, "rope_parameters": None}, ["rope_theta 1000000.0 there, 500.0 here"]),
+        ("llama", {"rope_parameters": {"rope_theta": 500.0, "rope_type": "llama3"}}, ["rope_type llama3 there, default here"]),
+        ("llama", {"rope_scaling": {"factor": 8.0}}, ["rope_scaling {'factor': 8.0} there, nothing of it here"]),
+        ("llama", {"num_attention_heads": 99, "head_dim": None}, ["num_attention_heads 99 there, 4 here"]),
+        ("llama", {"max_position_embeddings": 9, "torch_dtype": "bfloat16", "rms_norm_eps": 1e-3, "bos_token_id": 1}, []),
+        ("gpt", {"activation_function": "relu", "attn_pdrop": 0.5}, ["activation_function relu there, gelu_new here"]),
+    ],
+)
+def test_a_config_that_asks_for_other_values_is_noticed(family: str, change: dict[str, Any], told: list[str]) -> None:
+    exchange = parts("models")[family].exchange
+    given = exchange.config(SHAPES[family], OPTIONS[family]) | change
+    assert exchange.differences(given, SHAPES[family], OPTIONS[family]) == told

@@ -53,6 +53,13 @@ def test_a_run_folder_a_folder_of_checkpoints_and_a_checkpoint_are_understood(tm
     assert _find(tmp_path, str(run)) == _find(tmp_path, str(run / "checkpoints")) == _find(tmp_path, str(newest)) == newest
 
 
+def test_a_name_with_the_slash_of_a_metric_is_found(tmp_path: Path):
+    run = tmp_path / "mine" / "run"
+    _checkpoint(run, "step000010.ckpt", 50)
+    newest = _checkpoint(run, "step=20-val/loss=0.5.ckpt", 10)
+    assert _find(tmp_path, "auto") == _find(tmp_path, str(run)) == _find(tmp_path, str(run / "checkpoints")) == newest
+
+
 def test_what_is_not_finished_is_not_resumed(tmp_path: Path):
     run = tmp_path / "run"
     (run / "checkpoints" / "step000010.ckpt").mkdir(parents=True)

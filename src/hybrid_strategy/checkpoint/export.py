@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hybrid_strategy.checkpoint.digests import DigestFile, write_bytes, write_file
-from hybrid_strategy.checkpoint.folder import check_replaceable, commit, remove_folder, resolve, start_partial
+from hybrid_strategy.checkpoint.folder import check_holds_only, commit, remove_folder, resolve, start_partial
 from hybrid_strategy.checkpoint.naming import Naming
 from hybrid_strategy.checkpoint.pieces import Piece
 from hybrid_strategy.checkpoint.planners import PieceLoadPlanner
@@ -39,6 +39,11 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+
+
+_INDEX = "model.safetensors.index.json"
+_WRITTEN = ("config.json", "model.safetensors", "model-*-of-*.safetensors", _INDEX)
+"""What an earlier export may have left in a folder; there may be a tokenizer beside it, which is not ours to remove."""
 
 
 @dataclass(frozen=True)
@@ -180,14 +185,14 @@ def export_folder(
         CheckpointError: as `export_file`; also if the folder exists and is neither empty nor an earlier export.
     """
     options, target = options or ExportOptions(), Path(os.path.abspath(folder))
-    check_replaceable(target, ("config.json",))
+    check_holds_only(target, _WRITTEN)
     source = _Source(checkpoint, options)
     shards = _cut_into_shards(source.entries, options.shard_bytes)
     partial = start_partial(target)
     try:
         num_bytes = sum(_write_safetensors(partial / name, source, entries) for name, entries in shards.items())
         if len(shards) > 1:
-            write_bytes(partial / "model.safetensors.index.json", _index(shards))
+            write_bytes(partial / _INDEX, _index(shards))
         write_bytes(partial / "config.json", json.dumps(config, indent=2).encode())
         commit(partial, target)
     except BaseException:

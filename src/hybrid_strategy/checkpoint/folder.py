@@ -17,9 +17,11 @@ last                     text file beside the folders: the name of the newest on
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import os
 import shutil
 import uuid
+from collections.abc import Collection
 from pathlib import Path
 
 from hybrid_strategy.checkpoint.digests import write_bytes
@@ -30,21 +32,46 @@ STATE_FILE, REPLICATED_FILE, RANDOM_FILE = "meta.pt", "replicated.pt", "rng.pt"
 PLAN_FILE, META_FILE, MANIFEST_FILE = "plan.json", "meta.json", "manifest.json"
 LAST_FILE = "last"
 FORMAT_VERSION = 1
+_HOLDS_OTHERS = "the folder holds other things and would be replaced"
+_POINTER_BYTES = 1024
 _PARTIAL, _OLD, _REMOVED = ".partial-", ".old-", ".removed-"
 
 
-def check_replaceable(path: Path, marks: tuple[str, ...] = (MANIFEST_FILE, META_FILE, STATE_FILE, ".metadata")) -> None:
+def check_replaceable(path: Path) -> None:
     """Refuses a path whose folder holds other things: they would go when the checkpoint takes its place.
 
-    Args:
-        marks: names of files of which a folder that may be replaced has one.
+    Many programs call a file `manifest.json`, so that it says nothing.
 
     Raises:
-        CheckpointError: it is a folder, not empty, and has none of them.
+        CheckpointError: it is a folder, not empty, and no checkpoint.
     """
-    if path.is_dir() and any(path.iterdir()) and not any((path / mark).exists() for mark in marks):
-        rule = "the folder holds other things and would be replaced"
-        raise CheckpointError(message("path", str(path), rule, "", "Set the path of a new folder"))
+    if path.is_dir() and any(path.iterdir()) and not any((path / mark).exists() for mark in (META_FILE, STATE_FILE, ".metadata")):
+        raise CheckpointError(message("path", str(path), _HOLDS_OTHERS, "", "Set the path of a new folder"))
+
+
+def refuse_url(key: str, path: str) -> None:
+    """Refuses `s3://...`, which as a path would be a folder of that name on the local disk.
+
+    Raises:
+        CheckpointError: always then.
+    """
+    scheme, sign, _ = path.partition("://")
+    if sign and scheme.isidentifier():
+        rule = "checkpoints are folders of a file system that all nodes share, not objects of a store"
+        raise CheckpointError(message(key, path, rule, "", "Set a path, and copy finished checkpoints from there"))
+
+
+def check_holds_only(path: Path, patterns: Collection[str]) -> None:
+    """Refuses a folder with anything beside files of these names: it would go when the folder is replaced.
+
+    Raises:
+        CheckpointError: names what would go.
+    """
+    entries = sorted(path.iterdir()) if path.is_dir() else []
+    others = [each.name for each in entries if not any(fnmatch.fnmatch(each.name, pattern) for pattern in patterns)]
+    if others:
+        numbers = f"There are {', '.join(others[:5])}{' and more' if len(others) > 5 else ''}"
+        raise CheckpointError(message("path", str(path), _HOLDS_OTHERS, numbers, "Set the path of a new folder"))
 
 
 def start_partial(path: Path) -> Path:
@@ -94,8 +121,11 @@ def committed_name(folder: Path) -> str | None:
 
 
 def point_last(path: Path) -> None:
-    """Lets `last` beside `path` name it; a reader sees the old name or the new one. A folder called `last` is left alone."""
-    if (path.parent / LAST_FILE).is_dir():
+    """Lets `last` beside `path` name it; a reader sees the old name or the new one.
+
+    A folder of that name, and a file that is no pointer (an old checkpoint, somebody's notes), is left alone.
+    """
+    if not _is_free_for_pointer(path.parent / LAST_FILE):
         return
     beside = path.parent / f"{LAST_FILE}{_PARTIAL}{uuid.uuid4().hex[:8]}"
     try:
@@ -105,6 +135,16 @@ def point_last(path: Path) -> None:
         beside.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def _is_free_for_pointer(path: Path) -> bool:
+    """There is nothing there, or one line of text."""
+    if not path.exists():
+        return True
+    if path.is_dir() or path.stat().st_size > _POINTER_BYTES:
+        return False
+    text = path.read_bytes()
+    return text.count(b"\n") == 1 and text.endswith(b"\n") and b"\0" not in text
 
 
 def read_last(folder: Path) -> Path | None:

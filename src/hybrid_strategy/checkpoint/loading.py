@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch.distributed import ProcessGroup
@@ -29,10 +30,12 @@ class LoadOptions:
     Attributes:
         digests: compare every file's SHA-256 before anything is changed (the ranks share the reading); sizes always are.
         strict: a weight (`model.*`) that is missing or has no place is an error; otherwise it is only named.
+        instead: keys to read weights from, each with the `model.*` key whose place it takes.
     """
 
     digests: bool = True
     strict: bool = True
+    instead: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,13 @@ class LoadedState:
 
     small: SmallState
     certificate: Certificate
+
+
+class _Asked(NamedTuple):
+    """What one rank asks for."""
+
+    keys: list[str]
+    instead: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -88,32 +98,33 @@ def load_checkpoint(
     return LoadedState(read[0], _certify(certificate, read[0]))
 
 
-def _verify(folder: Path, tensors: Mapping[str, Piece], options: LoadOptions, ranks: Ranks) -> list[str]:
+def _verify(folder: Path, tensors: Mapping[str, Piece], options: LoadOptions, ranks: Ranks) -> _Asked:
     check_files(folder, read_manifest(folder), (ranks.rank, ranks.size), options.digests)
     PieceLoadPlanner(tensors).plan(read_index(folder))
-    return list(tensors)
+    return _Asked(list(tensors), dict(options.instead))
 
 
-def _compare(folder: Path, asked: list[list[str]], strict: bool) -> Certificate:
+def _compare(folder: Path, asked: list[_Asked], strict: bool) -> Certificate:
     """What the ranks together ask for, against what there is."""
-    wanted, saved = {key for keys in asked for key in keys}, _saved_tensors(read_index(folder))
+    wanted, saved = {key for each in asked for key in each.keys}, _saved_tensors(read_index(folder))
+    instead = {key: other for each in asked for key, other in each.instead.items()}
     sections = count_sections(wanted)
     missing = sorted(wanted - saved.keys())
-    unexpected = sorted(key for key in saved.keys() - wanted if section(key) in sections)
+    replaced = {other for key, other in instead.items() if key in saved}
+    unexpected = sorted(key for key in saved.keys() - wanted - replaced if section(key) in sections)
     if strict:
-        _refuse_weights(folder, missing, unexpected)
+        weights = [key for key in missing if section(key) == MODEL or key in instead]
+        _refuse_weights(folder, weights, [key for key in unexpected if section(key) == MODEL])
     certificate = Certificate(str(folder), missing=tuple(missing), unexpected=tuple(unexpected))
     for name, count in count_sections(wanted & saved.keys()).items():
         certificate = certificate.with_restored(name, f"{count} of {sections[name]} tensors")
-    for name, count in count_sections(saved).items():
+    for name, count in count_sections(saved.keys() - replaced).items():
         if name not in sections:
             certificate = certificate.with_not_restored(name, f"its {count} tensors were not asked for")
     return certificate
 
 
-def _refuse_weights(folder: Path, missing: list[str], unexpected: list[str]) -> None:
-    absent = [key for key in missing if section(key) == MODEL]
-    surplus = [key for key in unexpected if section(key) == MODEL]
+def _refuse_weights(folder: Path, absent: list[str], surplus: list[str]) -> None:
     if absent or surplus:
         found = [f"Missing in it: {', '.join(absent)}"] if absent else []
         found += [f"Without a place in the model: {', '.join(surplus)}"] if surplus else []

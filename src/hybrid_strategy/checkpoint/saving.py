@@ -170,7 +170,7 @@ class PreparedSave:
             return [], {}
         if not self.partial.is_dir():
             rule = "this rank does not see it"
-            advice = "The folder must be on a file system that all nodes share"
+            advice = "The folder must be on a file system that all nodes share, and only one run may save under this name"
             raise CheckpointError(message("checkpoint folder", str(self.partial), rule, "", advice))
         return write_items(self.partial, self.ranks.rank, self._items, self._planner.lookup_object)
 

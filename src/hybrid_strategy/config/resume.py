@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hybrid_strategy.checkpoint.folder import MANIFEST_FILE, resolve
+from hybrid_strategy.checkpoint.folder import MANIFEST_FILE, META_FILE, committed_name, resolve
 from hybrid_strategy.checkpoint.search import Found, committed, search
 from hybrid_strategy.config.folders import name_folder
 from hybrid_strategy.config.settings import RunConfig
@@ -68,8 +68,18 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 
 def _places(folder: Path) -> list[Path]:
-    """Where the checkpoints of a run may lie, or those of a folder of checkpoints."""
-    return [folder / "checkpoints", folder]
+    """Where the checkpoints of a run may lie, or those of a folder of checkpoints.
+
+    A metric's name with a slash in a file name (`{step}-{val/loss:.2f}`) makes a folder of what stands before it.
+    """
+    inner = folder if folder.name == "checkpoints" else folder / "checkpoints"
+    named_after_metrics = (each for each in (inner.iterdir() if inner.is_dir() else ()) if each.is_dir() and not _is_one(each))
+    return [inner, *sorted(named_after_metrics), folder]
+
+
+def _is_one(folder: Path) -> bool:
+    """It is a checkpoint itself, whole or not."""
+    return any((folder / name).exists() for name in (MANIFEST_FILE, META_FILE, ".metadata")) or committed_name(folder) is None
 
 
 def _folders(folder: Path) -> list[Path]:

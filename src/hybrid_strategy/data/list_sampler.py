@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Sampler
 
-from hybrid_strategy.data.order import as_list, compact, keyed_by_epoch
+from hybrid_strategy.data.order import as_list, compact, digest_of, keyed_by_epoch
 from hybrid_strategy.data.position import MeshPosition
 from hybrid_strategy.errors import DataError, message
 
@@ -58,6 +58,9 @@ class MeshListBatchSampler(MeshPosition, Sampler[Any]):
 
     def _batches_from(self, first_sample: int) -> int:
         return -(-(len(self._read()[0]) - self._entry_at(first_sample)) // self.data_parallel_size)
+
+    def order_name(self, consumed: int) -> str:
+        return f"of {type(self.entries).__name__}, {digest_of(self._read()[0], self._entry_at(consumed))}"
 
     def rows_of(self, batch_index: int) -> int:
         mine = self._step_start(batch_index) + self.data_parallel_rank

@@ -6,6 +6,7 @@ Samplers of the user's own are read under random states keyed by (seed, epoch), 
 from __future__ import annotations
 
 import random
+import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -109,6 +110,11 @@ def as_list(indices: Sequence[Any] | Indices) -> list[Any]:
     return listed
 
 
+def digest_of(indices: Sequence[Any] | Indices, count: int) -> str:
+    """A short digest of the first `count` indices; of very many, only the first are looked at."""
+    return f"digest {zlib.crc32(repr(as_list(indices[: min(count, _CHUNK)])).encode()):08x}"
+
+
 class Order(Protocol):
     """The order of one epoch's samples."""
 
@@ -117,6 +123,9 @@ class Order(Protocol):
 
     def size(self, epoch: int) -> int:
         """How many indices `epoch` has."""
+
+    def name(self, epoch: int, consumed: int) -> str:
+        """Words that are the same for two orders only where the first `consumed` indices of `epoch` are."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +148,12 @@ class KeyedOrder:
 
     def size(self, epoch: int) -> int:
         return self.length if self.num_samples is None else self.num_samples
+
+    def name(self, epoch: int, consumed: int) -> str:
+        if not self.shuffle:
+            return "in order"
+        drawn = "" if self.num_samples in (None, self.length) else f", {self.num_samples} drawn"
+        return f"shuffled, {self.length} samples{drawn}{' with replacement' * self.replacement}, seed {self.seed}"
 
     def indices(self, epoch: int) -> Indices:
         size = self.size(epoch)
@@ -170,6 +185,9 @@ class SampledOrder:
 
     def size(self, epoch: int) -> int:
         return len(self.indices(epoch))
+
+    def name(self, epoch: int, consumed: int) -> str:
+        return f"of {type(self.sampler).__name__}, {digest_of(self.indices(epoch), consumed)}"
 
     def indices(self, epoch: int) -> Indices:
         if self._epoch != epoch:

@@ -72,6 +72,10 @@ class MeshPosition(ABC):
     def consumed_after(self, batches_done: int) -> int:
         """Samples of this epoch that the whole run has consumed once the batches before `batches_done` are finished."""
 
+    def order_name(self, consumed: int) -> str:
+        """Words that are the same for two orders of this epoch only where their first `consumed` samples are; empty: unknown."""
+        return ""
+
     @property
     def sampler(self) -> MeshPosition:
         """Itself: Lightning sets the epoch on `batch_sampler.sampler`, not on `batch_sampler`."""

@@ -82,6 +82,9 @@ class MeshBatchSampler(MeshPosition, Sampler[list[Any]]):
         start = self.first_sample + (batch_index - self.first_batch) * self.block_size
         return self._batch(self._order.indices(self.epoch), start) if start < self._order.size(self.epoch) else None
 
+    def order_name(self, consumed: int) -> str:
+        return self._order.name(self.epoch, consumed)
+
     def _batches_from(self, first_sample: int) -> int:
         whole, rest = divmod(self._order.size(self.epoch) - first_sample, self.block_size)
         return whole + (rest > 0 and not self.drop_last)

@@ -83,4 +83,5 @@ def _check(shape: ModelShape) -> None:
         raise ModelError(message("model.bias", False, "GPT-2 always has biases", "", "Export under its own names"))
 
 
-EXCHANGE = Exchange("GPT2LMHeadModel", config, tensor)
+_FREE = ("model_type", "tie_word_embeddings", "resid_pdrop", "embd_pdrop", "attn_pdrop", "bos_token_id", "eos_token_id")
+EXCHANGE = Exchange("GPT2LMHeadModel", config, tensor, _FREE)

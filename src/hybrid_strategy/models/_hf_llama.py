@@ -40,4 +40,10 @@ def tensor(name: str, shape: ModelShape) -> ForeignTensor:
     return ForeignTensor(f"model.{name}")
 
 
-EXCHANGE = Exchange("LlamaForCausalLM", config, tensor)
+EXCHANGE = Exchange(
+    "LlamaForCausalLM",
+    config,
+    tensor,
+    free=("model_type", "max_position_embeddings", "tie_word_embeddings"),
+    absent=("rope_scaling",),
+)

@@ -21,6 +21,23 @@ WANDB_ID = "wandb_id"
 """Key of `meta` for the W&B run that a checkpoint belongs to."""
 
 
+_LIGHTNINGS = (
+    *("epoch", "global_step", "pytorch-lightning_version", "loops", "callbacks", "lr_schedulers", "hybrid_strategy"),
+    *("hparams_name", "hyper_parameters", "hparams_type", "averaging_state"),
+    *("datamodule_hparams_name", "datamodule_hyper_parameters", "datamodule_hparams_type"),
+)
+"""Keys that have an account of their own, or are only read from the file."""
+
+
+SCHEDULES = "schedules"
+"""Key of `meta` for the classes of the learning-rate schedules."""
+
+
+def schedule_classes(trainer: pl.Trainer) -> list[str]:
+    """The classes of the learning-rate schedules, in order."""
+    return [type(each.scheduler).__qualname__ for each in trainer.lr_scheduler_configs]
+
+
 def wandb_id(trainer: pl.Trainer) -> str | None:
     """The id of the W&B run of this process, where there is one."""
     found = (logger.version for logger in trainer.loggers if isinstance(logger, WandbLogger))
@@ -40,7 +57,7 @@ def account_of(certificate: Certificate, small: SmallState, trainer: pl.Trainer,
         return certificate
     for what, why in gaps:
         certificate = certificate.with_not_restored(what, why)
-    for part in (_settings, _steps, _schedulers, _scaler, _callbacks, _position, _wandb_run):
+    for part in (_settings, _steps, _schedulers, _scaler, _callbacks, _data_module, _unread, _position, _wandb_run):
         certificate = part(certificate, small, trainer)
     return _random_state(certificate, small, layout)
 
@@ -58,6 +75,11 @@ def _schedulers(certificate: Certificate, small: SmallState, trainer: pl.Trainer
     saved, here = len(small.state.get("lr_schedulers", ())), len(trainer.lr_scheduler_configs)
     if saved != here:
         return certificate.with_not_restored("learning-rate schedules", f"the checkpoint has {saved}, this run has {here}")
+    classes: Any = small.meta.get(SCHEDULES) or []
+    for there, now in zip(classes, schedule_classes(trainer), strict=False):
+        if there != now:
+            why = f"it was {there}; {now} takes over its count of steps and its rates and goes on from there by its own rule"
+            certificate = certificate.with_not_restored("learning-rate schedule", why)
     return certificate.with_restored("learning-rate schedules", str(saved)) if saved else certificate
 
 
@@ -74,8 +96,35 @@ def _callbacks(certificate: Certificate, small: SmallState, trainer: pl.Trainer)
     here = {each.state_key for each in trainer.callbacks}  # type: ignore[attr-defined]
     for key in (key for key in saved if key not in here):
         certificate = certificate.with_not_restored(f"callback {key}", "this run has none of this kind and these settings")
+    for each in trainer.callbacks:  # type: ignore[attr-defined]
+        if each.state_key not in saved and each.state_dict():
+            certificate = certificate.with_not_restored(f"callback {each.state_key}", "the saved run had none; it begins anew")
     found = [key.partition("{")[0] for key in saved if key in here]
     return certificate.with_restored("callbacks", ", ".join(found)) if found else certificate
+
+
+def _data_module(certificate: Certificate, small: SmallState, trainer: pl.Trainer) -> Certificate:
+    name = _data_module_key(trainer)
+    return certificate.with_restored("data module", name) if name is not None and name in small.state else certificate
+
+
+def _data_module_key(trainer: pl.Trainer) -> str | None:
+    """Under which Lightning saves the state of the data module; None where there is none."""
+    module: Any = trainer.datamodule  # type: ignore[attr-defined]
+    return None if module is None else type(module).__qualname__
+
+
+def _unread(certificate: Certificate, small: SmallState, trainer: pl.Trainer) -> Certificate:
+    """Parts that nobody here takes back: of a data module or loss scaler that this run has not, of a hook that is gone."""
+    hooks = [trainer.lightning_module, *trainer.callbacks]  # type: ignore[attr-defined]
+    bases = (pl.LightningModule, pl.Callback)
+    if any(type(each).on_load_checkpoint not in [base.on_load_checkpoint for base in bases] for each in hooks):
+        return certificate  # it may read any of them
+    known = {*_LIGHTNINGS, type(trainer.precision_plugin).__qualname__, _data_module_key(trainer)}
+    for key in sorted(small.state.keys() - known, key=str):
+        if small.state[key]:
+            certificate = certificate.with_not_restored(str(key), "nothing in this run takes it back")
+    return certificate
 
 
 def _position(certificate: Certificate, small: SmallState, trainer: pl.Trainer) -> Certificate:

@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch.optim import Optimizer
 
+from hybrid_strategy.checkpoint.folder import refuse_url
 from hybrid_strategy.checkpoint.saving import SaveOptions
 from hybrid_strategy.checkpoint.search import instead_of
 from hybrid_strategy.data.position import MeshPosition
@@ -85,6 +86,7 @@ class CheckpointHooks(WorldStrategy):
         if storage_options is not None:
             rule = "the folder is written by all ranks, without a CheckpointIO"
             raise CheckpointError(message("storage_options", type(storage_options).__name__, rule, "", "Leave it out"))
+        refuse_url("checkpoint", str(filepath))
         trainer = self._user_module().trainer
         interrupted = trainer.state.status == TrainerStatus.INTERRUPTED
         if not interrupted:

@@ -30,6 +30,7 @@ class CheckpointWriter:
         self._saver: AsyncSaver | None = None
         self._surplus: list[Path] = []
         self._skipped = False
+        self._path: Path | None = None
         self.error: CheckpointError | None = None
         """What the newest save failed with, where it did."""
 
@@ -42,6 +43,10 @@ class CheckpointWriter:
     def staged_bytes(self) -> int:
         """Host memory held for copies of this rank's state."""
         return 0 if self._saver is None else self._saver.staged_bytes
+
+    def is_writing(self, path: Path) -> bool:
+        """The last save has this name, which may not be there yet."""
+        return self._saver is not None and self._path == path
 
     def save(self, path: Path, content: CheckpointContent, options: SaveOptions) -> bool:
         """Writes, or begins to.
@@ -66,7 +71,7 @@ class CheckpointWriter:
         except CheckpointError as error:
             self._deal_with(error)
             return False
-        self.error, self._skipped = None, False
+        self.error, self._skipped, self._path = None, False, path
         return True
 
     def finish(self) -> None:

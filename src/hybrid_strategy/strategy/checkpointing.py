@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import lightning.pytorch as pl
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from hybrid_strategy.checkpoint.content import CheckpointContent, SmallState
 from hybrid_strategy.checkpoint.folder import resolve
 from hybrid_strategy.checkpoint.importing import ImportOptions, import_single_file
 from hybrid_strategy.checkpoint.loading import LoadOptions, load_checkpoint, saved_names
+from hybrid_strategy.checkpoint.manifest import read_manifest
 from hybrid_strategy.checkpoint.pieces import Piece, model_key, section
 from hybrid_strategy.checkpoint.verify import read_meta
 from hybrid_strategy.distributed.groups import Groups
@@ -25,7 +26,7 @@ from hybrid_strategy.errors import CheckpointError, message
 from hybrid_strategy.parallel.parameters import Slot
 from hybrid_strategy.parallelize import Parallelized
 from hybrid_strategy.strategy._lightning_loops import Standing, counters_for, logged_values, standing_of
-from hybrid_strategy.strategy.account import WANDB_ID, account_of, wandb_id
+from hybrid_strategy.strategy.account import SCHEDULES, WANDB_ID, account_of, schedule_classes, wandb_id
 from hybrid_strategy.strategy.averages import TRAINED, ShardedAverage, trained_key
 from hybrid_strategy.strategy.data_position import Position, positions_of
 from hybrid_strategy.strategy.initial_weights import Receiver, describe_model, fill_weights
@@ -34,11 +35,18 @@ from hybrid_strategy.strategy.optimizer_states import (
     fit_to_groups,
     group_settings,
     new_parameters,
+    of_another_class,
+    overruled_schedules,
+    overruled_settings,
+    refuse_another_class,
     restore_empty_groups,
     restore_values,
     state_pieces,
 )
 from hybrid_strategy.strategy.random_state import RandomState, coordinate_key, take_random_state
+
+T = TypeVar("T")
+_EXTRA = "extra_state"
 
 RUN_STATE = "hybrid_strategy"
 """Key of our own part of the state beside Lightning's."""
@@ -93,6 +101,20 @@ class StateKeeper:
         trained = {trained_key(slot.name): pieces[model_key(slot.name)] for slot in self.made.slots}
         return {**pieces, **trained, **self.average.pieces()}
 
+    def _extra_states(self) -> dict[str, Any]:
+        """What modules keep beside parameters and buffers (`get_extra_state`), by key."""
+        return {f"{_EXTRA}.{name}": module.get_extra_state() for name, module in _modules_with_extra_state(self.module)}
+
+    def _restore_extra_states(self, saved: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """Gives modules their extra state back; returns (what, why) of those without one."""
+        gaps = []
+        for name, module in _modules_with_extra_state(self.module):
+            if f"{_EXTRA}.{name}" in saved:
+                module.set_extra_state(saved[f"{_EXTRA}.{name}"])
+            else:
+                gaps.append((f"extra state of {name}", "it is not in the checkpoint"))
+        return gaps
+
     def named_parameters(self) -> dict[nn.Parameter, Slot]:
         """The slot of each parameter that an optimizer may hold."""
         sharding = self.made.sharding
@@ -117,6 +139,8 @@ class StateKeeper:
         if "optimizer_states" in checkpoint:
             pieces, replicated = state_pieces(self.optimizers, self.named_parameters())
             tensors.update(pieces)
+        if self._owns_buffers:
+            replicated |= self._extra_states()
         random_state = window if standing.rewound and window is not None else take_random_state()
         return CheckpointContent(
             tensors=tensors,
@@ -128,6 +152,7 @@ class StateKeeper:
                 **_counts(checkpoint),
                 "positions": positions,
                 "score": _score(trainer),
+                SCHEDULES: schedule_classes(trainer),
                 WANDB_ID: wandb_id(trainer) if trainer.is_global_zero else None,
                 "weights_only": "optimizer_states" not in checkpoint,
             },
@@ -168,19 +193,48 @@ class StateKeeper:
         named = self.named_parameters()
         saved = saved_names(path)
         averaged = any(section(key) == TRAINED for key in saved)
-        weights = self._all_weight_pieces() if averaged else self.weight_pieces()
+        weights, instead = self._pieces_to_load(averaged)
         tensors = {**weights, **allocate(self.optimizers, named, saved)}
-        loaded = load_checkpoint(path, tensors, LoadOptions(strict=self.module.strict_loading))
+        loaded = load_checkpoint(path, tensors, LoadOptions(strict=self.module.strict_loading, instead=instead))
         self.made.sharding.mark_changed()
         if self.average is not None and not averaged:
             self.average.begin_with_weights()
         small = loaded.small
+        changed = self._shared(of_another_class(self.optimizers, named, small.replicated))
+        if self.module.strict_loading:
+            refuse_another_class(str(path), changed)
+        overruled = self._shared(
+            overruled_settings(self.optimizers, named, small.replicated)
+            + overruled_schedules(schedulers, small.state.get("lr_schedulers", ()))
+        )
         gaps = restore_values(self.optimizers, named, small.replicated)
         new = new_parameters(self.optimizers, named, small.replicated)
         gaps += [(f"optimizer state of {name}", "no optimizer of the saved run had this parameter") for name in new]
         restore_empty_groups(self.optimizers, named, small.state.get(RUN_STATE, {}).get("groups", ()))
+        gaps += self._averages(averaged) + self._restore_extra_states(small.replicated)
         certificate = account_of(loaded.certificate, small, self.module.trainer, self.groups.layout, self._shared(gaps))
+        if overruled:
+            certificate = certificate.with_restored("settings in place of this run's", "; ".join(overruled))
         return _loaded(small, certificate, schedulers, len(self.optimizers))
+
+    def _pieces_to_load(self, averaged: bool) -> tuple[dict[str, Piece], dict[str, str]]:
+        """The weights to fill, and the keys among them that stand for others: where the run averaged its weights and this one
+        does not, training goes on with the weights that were trained, not with their average."""
+        if not averaged:
+            return self.weight_pieces(), {}
+        pieces = self._all_weight_pieces()
+        if self.average is not None or self.module.trainer.state.fn != TrainerFn.FITTING:
+            return pieces, {}
+        instead = {trained_key(slot.name): model_key(slot.name) for slot in self.made.slots}
+        return {**{key: pieces.pop(other) for key, other in instead.items()}, **pieces}, instead
+
+    def _averages(self, averaged: bool) -> list[tuple[str, str]]:
+        """What becomes of a weight average that only one of the two runs has."""
+        if averaged and self.average is None:
+            return [("weight average", "this run has none; training goes on with the weights that were trained")]
+        if not averaged and self.average is not None:
+            return [("weight average", "the saved run had none; it begins with the weights as they are")]
+        return []
 
     def _load_single_file(self, path: Path) -> Loaded:
         """The weights of a single-file Lightning checkpoint; what else it holds is not read into anything."""
@@ -194,17 +248,19 @@ class StateKeeper:
         return Loaded({**rest, "state_dict": {}, "optimizer_states": []}, certificate)
 
     def _check_complete(self, path: Path) -> None:
-        if self.module.trainer.state.fn == TrainerFn.FITTING and read_meta(resolve(path)).get("weights_only"):
+        folder = resolve(path)
+        read_manifest(folder)  # says what is wrong where there is no checkpoint at all
+        if self.module.trainer.state.fn == TrainerFn.FITTING and read_meta(folder).get("weights_only"):
             rule, advice = "it holds weights only, so training cannot go on from it", "Set a checkpoint with optimizer states"
             raise CheckpointError(message("checkpoint", str(path), rule, "", advice))
 
-    def _shared(self, gaps: list[tuple[str, str]]) -> list[tuple[str, str]]:
-        """What all ranks together could not take back, on each of them."""
+    def _shared(self, found: list[T]) -> list[T]:
+        """What all ranks together have found, on each of them."""
         if not dist.is_initialized():
-            return gaps
-        gathered: list[list[tuple[str, str]] | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, gaps)
-        return sorted({gap for each in gathered for gap in each or []})
+            return found
+        gathered: list[list[T] | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, found)
+        return sorted({one for each in gathered for one in each or []})  # type: ignore[type-var]
 
 
 def _loaded(small: SmallState, certificate: Certificate, schedulers: Sequence[Any], num_optimizers: int) -> Loaded:
@@ -239,3 +295,7 @@ def _persistent_buffers(module: nn.Module) -> Sequence[tuple[str, Tensor]]:
                     yield (f"{prefix}.{name}" if prefix else name), buffer
 
     return list(found())
+
+
+def _modules_with_extra_state(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    return [(name, each) for name, each in module.named_modules() if type(each).get_extra_state is not nn.Module.get_extra_state]

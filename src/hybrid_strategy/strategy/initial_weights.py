@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +10,14 @@ from typing import Any
 
 from torch import nn
 
+from hybrid_strategy.checkpoint.agreement import Ranks, Work
 from hybrid_strategy.checkpoint.certificate import Certificate
 from hybrid_strategy.checkpoint.folder import MANIFEST_FILE, resolve
 from hybrid_strategy.checkpoint.importing import ImportOptions, import_safetensors, import_single_file, names_in
 from hybrid_strategy.checkpoint.loading import LoadOptions, load_checkpoint
 from hybrid_strategy.checkpoint.naming import Naming, bare_name
 from hybrid_strategy.checkpoint.pieces import Piece, model_key
+from hybrid_strategy.errors import CheckpointError, message
 from hybrid_strategy.registry import parts
 from hybrid_strategy.spec.exchange import Exchange, ForeignTensor
 from hybrid_strategy.spec.model_shape import ModelShape
@@ -57,6 +60,14 @@ def fill_weights(path: str, receiver: Receiver) -> Certificate:
         return import_single_file(where, receiver.tensors, ImportOptions(strict=receiver.strict))[1]
     naming = _likeliest(names_in(where), receiver) if where.exists() else Naming()
     certificate = import_safetensors(where, receiver.tensors, ImportOptions(naming, receiver.strict))
+    # After the tensors: names and shapes that differ say more than sizes do.
+    differences = Ranks.of(None).lead(Work(str(where), "import"), lambda: _differences(where, receiver))
+    if differences and receiver.strict:
+        rule = "its config.json is of another model, so that the weights would compute other values here"
+        advice = "Set the model to it, or strict_loading=False"
+        raise CheckpointError(message("initial_weights", path, rule, "; ".join(differences), advice))
+    for line in differences:
+        certificate = certificate.with_not_restored("config.json", line)
     for name in (name for name in receiver.names if naming.rename(model_key(name)) is None):
         certificate = certificate.with_not_restored(name, "the files have no place for it; it keeps its first value")
     return certificate
@@ -69,11 +80,30 @@ def _likeliest(there: set[str], receiver: Receiver) -> Naming:
     return max(_namings(receiver), key=known)
 
 
-def _namings(receiver: Receiver) -> Iterable[Naming]:
+def _differences(folder: Path, receiver: Receiver) -> list[str]:
+    """What `config.json` beside the weights says otherwise than the model."""
+    root, exchange = _family_of(receiver)
+    file = (folder if folder.is_dir() else folder.parent) / "config.json"
+    if exchange is None or not file.is_file():
+        return []
+    try:
+        given = json.loads(file.read_text())
+    except ValueError as error:
+        raise CheckpointError(message("config.json", str(file), "it cannot be read", str(error), "")) from error
+    if exchange.architecture not in (given.get("architectures") or ()):
+        return []  # of another program's making, or of a class that is only like this one
+    return exchange.differences(given, root.shape, root.options)
+
+
+def _family_of(receiver: Receiver) -> tuple[Any, Exchange | None]:
     root = receiver.module.get_submodule(receiver.target) if receiver.target else receiver.module
-    exchange = next((part.exchange for part in parts("models").values() if part.matches(root)), None)
+    return root, next((part.exchange for part in parts("models").values() if part.matches(root)), None)
+
+
+def _namings(receiver: Receiver) -> Iterable[Naming]:
+    root, exchange = _family_of(receiver)
     if exchange is not None:
-        yield foreign_naming(exchange, root.shape, receiver.target)  # type: ignore[arg-type]
+        yield foreign_naming(exchange, root.shape, receiver.target)
     prefix = f"{receiver.target}." if receiver.target else ""
     yield Naming(lambda key: (bare_name(key) or "").removeprefix(prefix) or None)
     yield Naming()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -20,6 +21,7 @@ from lightning.pytorch.callbacks import StochasticWeightAveraging as _SWA  # noq
 from lightning.pytorch.callbacks.throughput_monitor import ThroughputMonitor
 from lightning.pytorch.trainer.states import TrainerFn
 
+from hybrid_strategy.checkpoint.folder import refuse_url
 from hybrid_strategy.errors import ConfigError, message
 from hybrid_strategy.parallel.ghosts import leave_out_ghosts
 from hybrid_strategy.parallel.stages import whole_model_shown
@@ -42,12 +44,15 @@ def prepare_callbacks(trainer: pl.Trainer, layout: Layout) -> None:
             other = "EMAWeightAveraging of lightning.pytorch.callbacks, or " if isinstance(callback, _SWA) else ""
             advice = f"Use {other}sharding='ddp' without tensor and pipeline parallelism"
             raise ConfigError(message("callbacks", kind, rule, f"The layout is {layout.name}", advice))
+        refuse_url("dirpath", str(getattr(callback, "dirpath", None) or ""))
         saves = isinstance(callback, OnExceptionCheckpoint) or getattr(callback, "save_on_exception", False)
         if saves and layout.world_size > 1:
             kind = type(callback).__name__ + ("(save_on_exception=True)" if isinstance(callback, ModelCheckpoint) else "")
             rule = "all ranks write a checkpoint together, and an exception may come to one of them only"
             advice = "Use ModelCheckpoint(every_n_train_steps=...) or (train_time_interval=...)"
             raise ConfigError(message("callbacks", kind, rule, f"The layout is {layout.name}", advice))
+        if isinstance(callback, ModelCheckpoint):
+            _take_names_being_written(callback)
         if isinstance(callback, WeightAveraging):
             vars(callback)["setup"] = _nothing  # it would copy the whole model; `adapt_callbacks` gives it this rank's pieces
 
@@ -71,6 +76,16 @@ def adapt_callbacks(trainer: pl.Trainer, module: pl.LightningModule, made: Paral
             for throughput in callback._throughputs.values():
                 throughput.world_size = _data_parallel_size(trainer)  # tensor and pipeline peers work on the same samples
     return average
+
+
+def _take_names_being_written(callback: ModelCheckpoint) -> None:
+    """A name that is still being written in the background is taken, as one that is there: the next one gets a number."""
+
+    def file_exists(filepath: Any, trainer: pl.Trainer) -> bool:
+        strategy: Any = trainer.strategy
+        return type(callback).file_exists(callback, filepath, trainer) or strategy.writer.is_writing(Path(filepath))
+
+    vars(callback)["file_exists"] = file_exists
 
 
 def _callbacks(trainer: pl.Trainer) -> list[Callback]:

@@ -2,23 +2,56 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hybrid_strategy.checkpoint.encoding import same
+from hybrid_strategy.checkpoint.encoding import plain, same
 from hybrid_strategy.checkpoint.loading import SavedTensor
-from hybrid_strategy.checkpoint.pieces import OPTIMIZER, Piece, key_path, optimizer_key, section
+from hybrid_strategy.checkpoint.pieces import OPTIMIZER, Piece, key_path, model_key, optimizer_key, section
 from hybrid_strategy.errors import CheckpointError, message
 from hybrid_strategy.parallel.parameters import Slot
 
 Named = dict[nn.Parameter, Slot]
 _SETTINGS = "settings"
 _NOT_SETTINGS = ("params", "param_names")
+_KIND = "optimizer_class"
+_AGAIN = "@"
+
+
+class _Member(NamedTuple):
+    """A parameter in an optimizer.
+
+    Attributes:
+        mark: for a parameter that several optimizers hold: which of them this is; nothing for the first.
+    """
+
+    optimizer: Optimizer
+    group: dict[str, Any]
+    parameter: nn.Parameter
+    slot: Slot
+    mark: str
+
+    @property
+    def settings_key(self) -> str:
+        return f"{_SETTINGS}.{self.slot.name}{self.mark}"
+
+    @property
+    def kind_key(self) -> str:
+        return f"{_KIND}.{self.slot.name}{self.mark}"
+
+    @property
+    def kind(self) -> str:
+        return type(self.optimizer).__qualname__
+
+    def fits(self, values: Mapping[str, Any]) -> bool:
+        """The saved states, if any, are those of an optimizer of this class."""
+        return bool(values.get(self.kind_key, self.kind) == self.kind)
 
 
 def state_pieces(optimizers: Sequence[Optimizer], named: Named) -> tuple[dict[str, Piece], dict[str, Any]]:
@@ -29,9 +62,10 @@ def state_pieces(optimizers: Sequence[Optimizer], named: Named) -> tuple[dict[st
     """
     pieces: dict[str, Piece] = {}
     values: dict[str, Any] = {}
-    for slot, state in _states(optimizers, named):
-        for key, value in state.items():
-            full = optimizer_key(slot.name, key)
+    for each in _members(optimizers, named):
+        slot = each.slot
+        for key, value in each.optimizer.state.get(each.parameter, {}).items():
+            full = optimizer_key(slot.name, f"{key}{each.mark}")
             if not isinstance(value, Tensor) or (value.numel() == 1 and value.dim() == 0):
                 values[full] = value
             elif tuple(value.shape) == slot.shard_spec.sizes:
@@ -51,20 +85,12 @@ def state_pieces(optimizers: Sequence[Optimizer], named: Named) -> tuple[dict[st
     return pieces, values | _settings(optimizers, named)
 
 
-def _states(optimizers: Sequence[Optimizer], named: Named) -> Iterator[tuple[Slot, dict[str, Any]]]:
-    for optimizer in optimizers:
-        for parameter, state in optimizer.state.items():
-            if isinstance(parameter, nn.Parameter) and parameter in named:
-                yield named[parameter], state
-
-
 def _settings(optimizers: Sequence[Optimizer], named: Named) -> dict[str, Any]:
     """The hyper-parameters of every parameter: those of its group. A group's number means other groups on other ranks."""
     values: dict[str, Any] = {}
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            settings = _settings_of(group)
-            values |= {f"{_SETTINGS}.{named[each].name}": settings for each in group["params"] if each in named}
+    for each in _members(optimizers, named):
+        values[each.settings_key] = _settings_of(each.group)
+        values[each.kind_key] = each.kind
     return values
 
 
@@ -72,32 +98,74 @@ def allocate(optimizers: Sequence[Optimizer], named: Named, saved: Mapping[str, 
     """Makes empty states for what the checkpoint holds of this rank's parameters; returns the blocks to fill."""
     pieces: dict[str, Piece] = {}
     by_name = _by_name(saved)
-    for optimizer in optimizers:
-        for _, parameter in _members(optimizer, named):
-            spec = named[parameter].shard_spec
-            for state, tensor in by_name.get(named[parameter].name, {}).items():
-                key = optimizer_key(named[parameter].name, state)
-                own = tensor.shape == spec.full_shape
-                value = torch.zeros(spec.sizes if own else tensor.shape, dtype=tensor.dtype, device=parameter.device)
-                optimizer.state[parameter][state] = value
-                pieces[key] = Piece(spec, value) if own else Piece.whole(key, value)
+    for each in _members(optimizers, named):
+        slot, parameter = each.slot, each.parameter
+        spec, weight = slot.shard_spec, saved.get(model_key(slot.name))
+        for state, tensor in by_name.get((slot.name, each.mark), {}).items():
+            key = optimizer_key(slot.name, f"{state}{each.mark}")
+            own = tensor.shape == spec.full_shape
+            # A state in the precision of its weight follows the weight into another one, as the optimizer would have made it.
+            follows = own and weight is not None and tensor.dtype == weight.dtype
+            dtype = parameter.dtype if follows else tensor.dtype
+            value = torch.zeros(spec.sizes if own else tensor.shape, dtype=dtype, device=parameter.device)
+            each.optimizer.state[parameter][state] = value
+            pieces[key] = Piece(spec, value) if own else Piece.whole(key, value)
     return pieces
 
 
+def of_another_class(optimizers: Sequence[Optimizer], named: Named, values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(class here, class in the saved run) of optimizers to which the saved states mean nothing, or something else."""
+    found = set()
+    for each in _members(optimizers, named):
+        if not each.fits(values):
+            found.add((each.kind, str(values[each.kind_key])))
+    return sorted(found)
+
+
+def refuse_another_class(path: str, changed: Sequence[tuple[str, str]]) -> None:
+    """Raises:
+    CheckpointError: the states are those of another optimizer.
+    """
+    if changed:
+        here, there = changed[0]
+        rule = f"the checkpoint {path} holds the states of another one, and settings under which they were made"
+        advice = (
+            "Use that one, set initial_weights to begin with the weights alone, or strict_loading=False to begin its states anew"
+        )
+        raise CheckpointError(message("optimizer", here, rule, f"It was {there}", advice))
+
+
 def restore_values(optimizers: Sequence[Optimizer], named: Named, values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Puts step counts and hyper-parameters back, matched by parameter name.
+    """Puts step counts and hyper-parameters back, matched by parameter name. States of another class of optimizer are let go.
 
     Returns:
-        (what, why) of settings that could not be put back.
+        (what, why) of settings and states that could not be put back.
     """
-    by_name = _by_name(values)
-    for optimizer in optimizers:
-        for group, parameter in _members(optimizer, named):
-            device = parameter.device if group.get("capturable") or group.get("fused") else "cpu"
-            for state, value in by_name.get(named[parameter].name, {}).items():
-                optimizer.state[parameter][state] = value.clone().to(device) if isinstance(value, Tensor) else value
-    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
-    return [line for group in groups for line in _restore_group(group, named, values)]
+    by_name, lines = _by_name(values), list[tuple[str, str]]()
+    groups: dict[int, list[_Member]] = {}
+    for each in _members(optimizers, named):
+        if not each.fits(values):
+            each.optimizer.state.pop(each.parameter, None)
+            lines.append((f"optimizer state of {each.slot.name}", f"it is of {values[each.kind_key]}, not of {each.kind}"))
+            continue
+        groups.setdefault(id(each.group), []).append(each)
+        for state, value in by_name.get((each.slot.name, each.mark), {}).items():
+            each.optimizer.state[each.parameter][state] = _placed(state, value, each)
+    return lines + [line for members in groups.values() for line in _restore_group(members, values)]
+
+
+def _placed(state: str, value: Any, member: _Member) -> Any:
+    """A single number where the optimizer looks for it: step counts on the host, unless its kernels read them.
+
+    That of a parameter that is a single number itself has its precision.
+    """
+    if not isinstance(value, Tensor):
+        return value
+    if state == "step":
+        on_device = member.group.get("capturable") or member.group.get("fused")
+        return value.clone().to(member.parameter.device if on_device else "cpu")
+    is_moment = value.is_floating_point() and member.parameter.dim() == 0
+    return value.clone().to(member.parameter.device, member.parameter.dtype if is_moment else value.dtype)
 
 
 def group_settings(optimizers: Sequence[Optimizer]) -> list[list[dict[str, Any]]]:
@@ -119,33 +187,60 @@ def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: each for key, each in group.items() if key not in _NOT_SETTINGS}
 
 
-def _by_name(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """`optimizer.<name>.<state>` -> value, as name -> state -> value."""
-    found: dict[str, dict[str, Any]] = {}
+def _by_name(values: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    """`optimizer.<name>.<state><mark>` -> value, as (name, mark) -> state -> value."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
     for key, value in values.items():
         if section(key) == OPTIMIZER:
             _, name, state = key_path(key)
-            found.setdefault(name, {})[state] = value
+            state, sign, number = state.partition(_AGAIN)
+            found.setdefault((name, sign + number), {})[state] = value
     return found
 
 
-def _restore_group(group: dict[str, Any], named: Named, values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    names = [named[each].name for each in group["params"] if each in named]
-    known = {name: values[f"{_SETTINGS}.{name}"] for name in names if f"{_SETTINGS}.{name}" in values}
+def _restore_group(members: Sequence[_Member], values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    known = {each.slot.name: values[each.settings_key] for each in members if each.settings_key in values}
     if not known:
         return []
     first, *others = known
     for other in others:
         if not same(known[first], known[other]):
             return [(f"settings of the group of {first}", f"{other}, which is in the same group here, had others")]
-    group.update({key: value.clone() if isinstance(value, Tensor) else value for key, value in known[first].items()})
+    settings = {key: value.clone() if isinstance(value, Tensor) else value for key, value in known[first].items()}
+    members[0].group.update(settings)
     return []
+
+
+def overruled_settings(optimizers: Sequence[Optimizer], named: Named, values: Mapping[str, Any]) -> list[str]:
+    """What this run sets for its groups where the checkpoint's setting goes on instead. To be called before they are restored.
+
+    A rate that a schedule moves is compared by where it begins.
+    """
+    found = dict[str, None]()
+    for each in _members(optimizers, named):
+        there = values.get(each.settings_key, {}) if each.fits(values) else {}
+        here, _ = plain(_settings_of(each.group))
+        moved = "initial_lr" in here and "initial_lr" in there
+        for key in here.keys() & there.keys() - ({"lr"} if moved else set()):
+            if not same(here[key], there[key]):
+                found[f"{key} {there[key]} for {here[key]}"] = None
+    return list(found)
+
+
+def overruled_schedules(schedulers: Sequence[Any], saved: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Arguments of this run's schedules where the saved ones go on instead (`T_max`, `step_size`)."""
+    found = []
+    for scheduler, state in zip(schedulers, saved, strict=False):
+        arguments = inspect.signature(type(scheduler).__init__).parameters.keys() - {"last_epoch"}
+        here, _ = plain({key: each for key, each in vars(scheduler).items() if key in arguments & state.keys()})
+        changed = sorted(key for key in here if not same(here[key], state[key]))
+        found += [f"{key} {state[key]} for {here[key]}" for key in changed]
+    return found
 
 
 def new_parameters(optimizers: Sequence[Optimizer], named: Named, values: Mapping[str, Any]) -> list[str]:
     """Parameters that an optimizer has here and had not in the saved run: their states start anew."""
-    names = (named[each].name for optimizer in optimizers for _, each in _members(optimizer, named))
-    return [name for name in names if f"{_SETTINGS}.{name}" not in values]
+    return [each.slot.name for each in _members(optimizers, named) if each.settings_key not in values]
 
 
 def fit_to_groups(state: Mapping[str, Any], scheduler: Any) -> dict[str, Any]:
@@ -168,6 +263,13 @@ def fit_to_groups(state: Mapping[str, Any], scheduler: Any) -> dict[str, Any]:
     return fitted
 
 
-def _members(optimizer: Optimizer, named: Named) -> Iterator[tuple[dict[str, Any], nn.Parameter]]:
-    """Every parameter that has a name, with its group."""
-    return ((group, each) for group in optimizer.param_groups for each in group["params"] if each in named)
+def _members(optimizers: Sequence[Optimizer], named: Named) -> Iterator[_Member]:
+    """Every parameter that has a name, in every optimizer that holds it."""
+    held = Counter[str]()
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in (each for each in group["params"] if each in named):
+                slot = named[parameter]
+                mark = f"{_AGAIN}{held[slot.name]}" if held[slot.name] else ""
+                held[slot.name] += 1
+                yield _Member(optimizer, group, parameter, slot, mark)
