@@ -144,3 +144,14 @@ def plan_from(values: Mapping[str, Any]) -> ParallelPlan:
     if "tied" in lists:
         lists["tied"] = tuple(tuple(group) for group in lists["tied"])
     return ParallelPlan(**{**values, **lists})
+
+
+def refuse_synchronised_norms(layout: Layout) -> None:
+    """Of the Trainer's `sync_batchnorm=True`.
+
+    Raises:
+        ConfigError: always.
+    """
+    rule = "a step runs micro-batch by micro-batch, so statistics over the ranks of one would still not be those of the batch"
+    advice = "Set false, and use norms that look at one sample (GroupNorm, LayerNorm) where the numbers must not depend on it"
+    raise ConfigError(message("sync_batchnorm", True, rule, f"The layout is {layout.name}", advice))
