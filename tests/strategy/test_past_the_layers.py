@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -123,6 +124,18 @@ def _synchronised(layout: ContractLayout, folder: str) -> Any:
 
 def test_synchronised_norms_are_refused() -> None:
     result, why = compare_item(Item("synchronised", 3, _synchronised, refused={"dp2": "sync_batchnorm is True"}), LAYOUTS["dp2"])
+    assert result == "refused", "\n".join(why[:10])
+
+
+def _own_data(layout: ContractLayout, folder: str) -> Any:
+    seed = int(os.environ["RANK"]) // layout.data_parallel_size
+    make_trainer(layout, max_steps=1).fit(Module(), loader(layout, 8, seed=seed))
+    return {}
+
+
+@pytest.mark.parametrize("layout", ["tp2", "pp2_1f1b"])
+def test_data_that_every_rank_makes_otherwise_is_refused(layout: str) -> None:
+    result, why = compare_item(Item("own_data", 3, _own_data, refused={layout: "dataset is 'another"}), LAYOUTS[layout])
     assert result == "refused", "\n".join(why[:10])
 
 

@@ -329,6 +329,10 @@ class HybridParallelStrategy(StopHooks):
             raise RuntimeError("the module is parallelised in setup, which has not run yet")
         return self._made
 
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        self.engine.peers.check_samples(_lightning.stage_of(self._user_module().trainer), batch)
+        return super().batch_to_device(batch, device, dataloader_idx)
+
     def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
         module = self._user_module()
         if module.automatic_optimization:
