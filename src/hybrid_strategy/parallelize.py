@@ -120,6 +120,7 @@ def parallelize(
             source, name = (initialiser, slot.name[len(prefix) :]) if own else (outer, slot.name)
             sharding.materialise(slot, source.whole(name))
     sharding.attach()
+    sharding.cover(root)
     made = Parallelized(slots, sharding, context, units, bounds, counts, shapes, target=target)
     made.stage_slots = _stage_slots(root, made)
     return made

@@ -144,10 +144,8 @@ class GradientsSeen(pl.Callback):
 
     def note(self, hook: str, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         strategy = trainer.strategy
-        if hasattr(strategy, "owned_gradients"):
-            from hybrid_strategy.distributed.gradient_norm import total_norm
-
-            norm = float(total_norm(strategy.owned_gradients(), 2.0, torch.device("cpu")))
+        if hasattr(strategy, "gradient_norm"):
+            norm = float(strategy.gradient_norm())
         else:
             gradients = [each.grad for each in module.parameters() if each.grad is not None]
             norm = float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0

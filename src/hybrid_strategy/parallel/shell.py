@@ -22,7 +22,7 @@ _PROPERTIES = ("shape", "ndim", "dtype", "device", "layout", "itemsize", "nbytes
 _KINDS = ("is_cpu", "is_cuda", "is_meta", "is_sparse", "is_quantized", "is_nested", "is_mkldnn", "is_sparse_csr")
 _METHODS = ("size", "dim", "ndimension", "numel", "nelement", "stride", "is_contiguous", "element_size", "get_device", "__len__")
 _QUESTIONS = ("numel", "is_floating_point", "is_complex", "is_inference")
-_METADATA = frozenset(
+METADATA = frozenset(
     [
         *(getattr(Tensor, name).__get__ for name in (*_PROPERTIES, *_KINDS)),
         *(getattr(Tensor, name) for name in (*_METHODS, *_QUESTIONS)),
@@ -91,7 +91,7 @@ class Shell(Tensor):
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        if func in _METADATA:
+        if func in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         subject = args[0] if args else kwargs.get("input")

@@ -12,6 +12,7 @@ So one model object per rank serves all of its stages, and `self.model(...)` in 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from torch import Tensor, nn
 
 from hybrid_strategy.errors import ModelError, message
 from hybrid_strategy.parallel.ghosts import ghost_of, is_ghost, shown
-from hybrid_strategy.parallel.trees import has_nan, map_tensors
+from hybrid_strategy.parallel.trees import has_nan, iterate_tensors, map_tensors
+from hybrid_strategy.parallel.valueless import lose
 from hybrid_strategy.spec.parallel_plan import matches
 
 
@@ -43,10 +45,22 @@ class StageNow:
     stop: int
     is_last: bool
     received: Any
+    taken: bool = False
 
     def skipped(self, index: int) -> Any:
-        """What unit `index`, which is before `start`, returns."""
-        return self.received if index == self.start - 1 else self._stand_in
+        """What unit `index`, which is before `start`, returns.
+
+        Raises:
+            ModelError: what was received is asked for again: the model, or a unit of it, runs twice in one step.
+        """
+        if index != self.start - 1:
+            return self._stand_in
+        if self.taken:
+            rule = "it runs twice in one step, and one output crosses each cut"
+            advice = "Join the inputs into one call (torch.cat along the batch), or set pipeline_parallel_size=1"
+            raise ModelError(message("module", "the pipeline's model", rule, f"unit {index} was called again", advice))
+        self.taken = True
+        return self.received
 
     @cached_property
     def _stand_in(self) -> Any:
@@ -112,9 +126,29 @@ class AbsentUnit(nn.Module):
         object.__setattr__(self, "_unit_index", index)
         object.__setattr__(self, "ghost", ghost)
 
+    @property
+    def _parameters(self) -> dict[str, nn.Parameter | None]:
+        """None, but within a step: there code that goes over all parameters must not leave these out unnoticed."""
+        if self.__dict__["_context"].now is None:
+            return self.__dict__["_own_parameters"]  # type: ignore[no-any-return]
+        device = next((each.device for each in iterate_tensors(self._context.now.received)), None)
+        return {name: _unusable(each, device) for name, each in self.ghost.named_parameters()}
+
+    @_parameters.setter
+    def _parameters(self, empty: dict[str, nn.Parameter | None]) -> None:
+        self.__dict__["_own_parameters"] = empty
+
     def __getattr__(self, name: str) -> Any:
         kept = self.__dict__.get("_kept", {})
-        return kept[name] if name in kept else super().__getattr__(name)
+        if name in kept:
+            return kept[name]
+        with contextlib.suppress(AttributeError):
+            return super().__getattr__(name)
+        rule = "this rank holds only its own stages, and a unit of another pipeline rank was asked for its layers or weights"
+        advice = "Use them inside of that unit's forward, or set pipeline_parallel_size=1"
+        raise AttributeError(
+            message("module", "the pipeline's model", rule, f"{name!r} of unit {self.__dict__.get('_unit_index')}", advice)
+        )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         now = self._context.now
@@ -129,6 +163,21 @@ class AbsentUnit(nn.Module):
                 )
             )
         return self._context.arriving(now.skipped(self._unit_index))
+
+
+def _unusable(parameter: nn.Parameter, device: torch.device | None) -> nn.Parameter:
+    """What a step sees of a parameter of another rank; one that is tied to one of this rank is that one."""
+    if not is_ghost(parameter):
+        return parameter
+    shown_as = nn.Parameter(parameter.detach().to(device), requires_grad=parameter.requires_grad)
+    lose(shown_as, _refuse_use)
+    return shown_as
+
+
+def _refuse_use() -> None:
+    rule = "a step used a parameter of another pipeline rank outside of the model's forward"
+    advice = "Use weight_decay of the optimizer instead of a norm in the loss, or set pipeline_parallel_size=1"
+    raise ModelError(message("module", "the pipeline's model", rule, "This rank holds only its own stages", advice))
 
 
 class _Gate:

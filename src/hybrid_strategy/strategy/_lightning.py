@@ -132,3 +132,8 @@ def hold_step_schedules(trainer: pl.Trainer, held: Callable[[], bool]) -> None:
 def stored_predictions(trainer: pl.Trainer) -> list[list[Any]]:
     """What `trainer.predict` is about to return, a list of batches for each loader."""
     return trainer.predict_loop._predictions
+
+
+def stage_of(trainer: pl.Trainer) -> str:
+    """`train`, `validate`, `sanity_check`, `test` or `predict`."""
+    return str(trainer.state.stage.value)  # type: ignore[union-attr]

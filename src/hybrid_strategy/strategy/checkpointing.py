@@ -25,6 +25,7 @@ from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.errors import CheckpointError, message
 from hybrid_strategy.parallel.parameters import Slot
 from hybrid_strategy.parallelize import Parallelized
+from hybrid_strategy.planning.layouts import find_schedule
 from hybrid_strategy.strategy._lightning_loops import Standing, counters_for, logged_values, standing_of
 from hybrid_strategy.strategy.account import SCHEDULES, WANDB_ID, account_of, schedule_classes, wandb_id
 from hybrid_strategy.strategy.averages import TRAINED, ShardedAverage, trained_key
@@ -134,8 +135,8 @@ class StateKeeper:
         own: dict[str, Any] = {"standing": standing.to_dict(), "positions": positions, "logged": logged_values(trainer)}
         own["groups"] = group_settings(self.optimizers)
         tensors, replicated = self._all_weight_pieces(), dict[str, Any]()
-        if not self._owns_buffers:  # data-parallel ranks may have seen different samples
-            tensors = {key: piece for key, piece in tensors.items() if key not in self._buffer_pieces()}
+        others = self._buffer_pieces().keys() - self._owned_buffers()
+        tensors = {key: piece for key, piece in tensors.items() if key not in others}
         if "optimizer_states" in checkpoint:
             pieces, replicated = state_pieces(self.optimizers, self.named_parameters())
             tensors.update(pieces)
@@ -162,9 +163,19 @@ class StateKeeper:
         target = self.made.target
         return describe_model(self.module.get_submodule(target) if target else self.module, target)
 
-    @property
-    def _owns_buffers(self) -> bool:
-        return self.groups.is_first_replica and self.groups.coordinate.tensor_parallel == 0
+    def _owned_buffers(self) -> set[str]:
+        """Keys of the buffers that this rank saves: data-parallel ranks may have seen different samples, and what belongs to no
+        unit is written to by the whole step on the last stage only.
+        """
+        if not self.groups.is_first_replica or self.groups.coordinate.tensor_parallel > 0:
+            return set()
+        layout, made = self.groups.layout, self.made
+        owners = find_schedule(layout.schedule).stage_ranks(layout.pipeline_parallel_size, layout.stages_per_rank)
+        prefix = f"{made.target}." if made.target else ""
+        units = tuple(f"{prefix}{unit}." for unit in made.units)
+        names = [name for name, _ in _persistent_buffers(self.module)]
+        last = self.groups.coordinate.pipeline_parallel == owners[-1]
+        return {model_key(name) for name in names if last or name.startswith(units)}
 
     def begin_with(self, path: str) -> Certificate:
         """Fills weights from files of another kind, or from the weights of a checkpoint.

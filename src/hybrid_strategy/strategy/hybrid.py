@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from hybrid_strategy.data.loader import mesh_dataloader
 from hybrid_strategy.data.mesh_loader import MeshLoader
+from hybrid_strategy.distributed.gradient_norm import total_norm
 from hybrid_strategy.distributed.groups import Groups, build_groups
 from hybrid_strategy.distributed.random_state import seed_rank
 from hybrid_strategy.parallel.ghosts import leave_out_ghosts
@@ -37,7 +38,7 @@ from hybrid_strategy.strategy.known_callbacks import adapt_callbacks, prepare_ca
 from hybrid_strategy.strategy.made_before import MadeBefore, recall, remember
 from hybrid_strategy.strategy.manual import ManualStep, check_manual_optimization
 from hybrid_strategy.strategy.optimizer_check import check_optimizers
-from hybrid_strategy.strategy.options import make_options
+from hybrid_strategy.strategy.options import make_options, refuse_synchronised_norms
 from hybrid_strategy.strategy.precision import adapt_precision
 from hybrid_strategy.strategy.predictions import gather_predictions
 from hybrid_strategy.strategy.run_seed import agree_on_seed, run_seed
@@ -208,6 +209,8 @@ class HybridParallelStrategy(StopHooks):
             self.options, self._layout = decided(self, self.options, self.lightning_module), None
         if self.lightning_module is not None:
             prepare_callbacks(self.lightning_module.trainer, self.layout)
+        if self._layer_sync is not None and self.layout.world_size > 1:
+            refuse_synchronised_norms(self.layout)
         if self._groups is None:
             self._groups = build_groups(self.layout, self.root_device)
         if self.lightning_module is not None:
@@ -326,6 +329,10 @@ class HybridParallelStrategy(StopHooks):
             raise RuntimeError("the module is parallelised in setup, which has not run yet")
         return self._made
 
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        self.engine.peers.check_samples(_lightning.stage_of(self._user_module().trainer), batch)
+        return super().batch_to_device(batch, device, dataloader_idx)
+
     def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
         module = self._user_module()
         if module.automatic_optimization:
@@ -370,6 +377,10 @@ class HybridParallelStrategy(StopHooks):
             own = {id(each) for group in optimizer.param_groups for each in group["params"]}
             held = [each for each in held if id(each) in own]
         return [each.grad for each in held if each.grad is not None and each.grad.numel()]
+
+    def gradient_norm(self, norm_type: float = 2.0) -> Tensor:
+        """The norm of the whole model's gradients, for a hook that wants to see it; a collective of all ranks."""
+        return total_norm(self.owned_gradients(), norm_type, self.root_device)
 
     # -------------------------------------------------------------------------------------------------- the end
 

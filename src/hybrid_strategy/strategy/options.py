@@ -136,3 +136,14 @@ def _time(given: Any) -> timedelta:
     if not isinstance(found, timedelta) or found <= timedelta(0):
         raise ConfigError(message("timeout", given, "it is seconds, or a timedelta, of more than 0", "", "Set such as 1800"))
     return found
+
+
+def refuse_synchronised_norms(layout: Layout) -> None:
+    """Of the Trainer's `sync_batchnorm=True`.
+
+    Raises:
+        ConfigError: always.
+    """
+    rule = "a step runs micro-batch by micro-batch, so statistics over the ranks of one would still not be those of the batch"
+    advice = "Set false, and use norms that look at one sample (GroupNorm, LayerNorm) where the numbers must not depend on it"
+    raise ConfigError(message("sync_batchnorm", True, rule, f"The layout is {layout.name}", advice))

@@ -109,8 +109,9 @@ def _combine_plain(values: list[Any], shares: _Shares) -> Any:
 
 def _combine_sequences(values: list[Any], shares: _Shares) -> Any:
     first = values[0]
-    batched = all(isinstance(item, Tensor) and _has_rows(item, shares.rows[0]) for item in first)
-    mixed = any(isinstance(item, Tensor) for item in first) and isinstance(first, tuple)
+    tensors = [item for item in first if isinstance(item, Tensor)]
+    batched = all(_has_rows(item, shares.rows[0]) for item in tensors) and len(tensors) == len(first)
+    mixed = bool(tensors) and (isinstance(first, tuple) or len(tensors) < len(first))  # an item a sample would be of one kind
     if not batched and not mixed and _per_row([(len(each),) for each in values], shares):
         return type(first)(item for each in values for item in each)
     if all(len(each) == len(first) for each in values):

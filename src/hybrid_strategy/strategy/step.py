@@ -29,6 +29,7 @@ from hybrid_strategy.planning.layouts import find_schedule
 from hybrid_strategy.spec.table import ScheduleTable
 from hybrid_strategy.strategy.batch_cutting import BatchCutter
 from hybrid_strategy.strategy.outputs import combine_outputs, read_loss, token_count
+from hybrid_strategy.strategy.peers import Peers
 from hybrid_strategy.strategy.routed_log import LogRouter
 from hybrid_strategy.strategy.step_call import Play, PlayedAgain, StepCall
 from hybrid_strategy.strategy.whereabouts import Whereabouts
@@ -80,6 +81,7 @@ class StepEngine:
         self._last_backwards: frozenset[tuple[int, int]] = frozenset()
         self._in_one_stage = self._slots_in_one_stage()
         self.last_loss: Tensor | None = None
+        self.peers = Peers(groups, device)
 
     def table(self, num_microbatches: int, train: bool) -> ScheduleTable:
         """The table of so many micro-batches."""
@@ -107,6 +109,7 @@ class StepEngine:
         """
         self.router.attach(trainer, self.rows_of, self.whereabouts, meet)
         self.whereabouts.start_watch(timeout)
+        self.peers.restart()
         if self._thaw_watch is not None:
             self._thaw_watch.restart()
 
@@ -336,8 +339,10 @@ class StepEngine:
         counts_tokens = any(each.counts_tokens for each in losses)
         output = self._joined(play)
         rest = {key: each for key, each in output.items() if key != "loss"} if isinstance(output, Mapping) else None
-        combined, rest = self.router.share("train", (total, weighted), (self._expected(play, counts_tokens),), rest)
-        run_weight, _, expected = combined.sums.tolist()
+        apart = self.peers.apart(weighted) if losses else zero
+        combined, rest = self.router.share("train", (total, weighted, apart), (self._expected(play, counts_tokens),), rest)
+        run_weight, _, apart_somewhere, expected = combined.sums.tolist()
+        self.peers.check(apart_somewhere)
         self._correction = expected / run_weight if run_weight else 1.0
         self.last_loss = (combined.sums[1] / combined.sums[0]).float() if run_weight else combined.sums[1].float()
         return self.last_loss, {"loss": self.last_loss, **rest} if rest is not None else self.last_loss

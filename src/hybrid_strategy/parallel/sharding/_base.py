@@ -53,6 +53,9 @@ class Sharding(ABC):
     def attach(self) -> None:
         """Called once, when all parameters have values: shows the optimizer's parameters in the module."""
 
+    def cover(self, root: nn.Module) -> None:
+        """Called once after `attach`: `root` may be called outside of steps too."""
+
     def begin(self) -> None:
         """Makes the module compute with whole parameters and starts with empty gradients."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from hybrid_strategy.distributed.coalesced import all_reduce_coalesced
 from hybrid_strategy.distributed.groups import Groups
+from hybrid_strategy.errors import ModelError, message
 from hybrid_strategy.parallel.parameters import Slot, fill
 from hybrid_strategy.parallel.sharding._base import (
     Kept,
@@ -29,17 +31,32 @@ from hybrid_strategy.parallel.sharding._base import (
 )
 from hybrid_strategy.parallel.sharding._flat import FlatLayout, all_gather, reduce_scatter
 from hybrid_strategy.parallel.trees import iterate_tensors
+from hybrid_strategy.parallel.valueless import lose, regain
 from hybrid_strategy.spec.shard import even_chunk
 
 
 class _Unit:
     """Parameters that are gathered together."""
 
-    def __init__(self, slots: list[Slot], rows: dict[str, nn.Parameter], groups: Groups) -> None:
-        self.slots, self._rows, self._groups = slots, rows, groups
+    def __init__(
+        self, slots: list[Slot], rows: dict[str, nn.Parameter], groups: Groups, leave: Callable[[_Unit, Slot], None]
+    ) -> None:
+        self._rows, self._groups, self._leave = rows, groups, leave
         self._parts, self._index = groups.layout.state_shards, groups.state_shard
-        self._layout = FlatLayout(tuple(slot.spec.sizes for slot in slots), self._parts)
         self.resident = False
+        self.have(slots)
+
+    def have(self, slots: list[Slot]) -> None:
+        """Its parameters from now on."""
+        self.slots = slots
+        self._layout = FlatLayout(tuple(slot.spec.sizes for slot in slots), self._parts)
+        if not self.resident:
+            self._lose()
+
+    def _lose(self) -> None:
+        for slot in self.slots:
+            slot.parameter.untyped_storage().resize_(0)
+            lose(slot.parameter, partial(self._leave, self, slot))
 
     def gather(self) -> None:
         if self.resident or not self.slots:
@@ -47,6 +64,7 @@ class _Unit:
         self.resident = True
         tensors = []
         for slot in self.slots:
+            regain(slot.parameter)
             slot.parameter.untyped_storage().resize_(slot.parameter.numel() * slot.parameter.element_size())
             tensors.append(slot.parameter.data)
         block = self._layout.pack_shards([self._rows[slot.name].data for slot in self.slots])
@@ -57,8 +75,7 @@ class _Unit:
     def free(self) -> None:
         if self.resident:
             self.resident = False
-            for slot in self.slots:
-                slot.parameter.untyped_storage().resize_(0)
+            self._lose()
 
     def scatter_gradients(self, dtype: torch.dtype | None) -> dict[str, Tensor]:
         """Reduce-scatters the whole gradients of one backward pass, as `dtype`; rows of the parameters that take part."""
@@ -142,10 +159,43 @@ class UnitSharding(Sharding):
             slots = [slot for slot in rest.values() if id(slot.places[0][0]) in inside and len(slot.places) == 1]
             for slot in slots:
                 del rest[slot.name]
-            unit = _Unit(slots, self._rows, self.groups)
+            unit = _Unit(slots, self._rows, self.groups, self._leave)
             module.forward = self._around(unit, module.forward)
             units.append(unit)
-        return [*units, _Unit(list(rest.values()), self._rows, self.groups)]
+        return [*units, _Unit(list(rest.values()), self._rows, self.groups, self._leave)]
+
+    def _leave(self, unit: _Unit, slot: Slot) -> None:
+        """A step uses a parameter outside of its unit (tied by hand, a norm of weights): it now stays gathered during a step."""
+        rest = self._units[-1]
+        alone = _Unit([slot], self._rows, self.groups, self._leave)
+        alone.gather()
+        unit.have([each for each in unit.slots if each is not slot])
+        rest.resident = True
+        rest.have([*rest.slots, slot])
+        self._home.pop(id(slot.parameter), None)
+
+    def cover(self, root: nn.Module) -> None:
+        root.forward = self._outside_of_steps(root.forward)
+
+    def _outside_of_steps(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """A hook may call the model or a layer, on all ranks: whole parameters are there meanwhile."""
+
+        @wraps(forward)
+        def gathered(*args: Any, **kwargs: Any) -> Any:
+            if self._active or self.groups.shard is None:
+                return forward(*args, **kwargs)
+            if torch.is_grad_enabled():
+                rule = "zero3 holds whole weights for the time of a call only, too short for a backward pass"
+                advice = "Call it under torch.no_grad(), or compute the loss in training_step"
+                raise ModelError(message("module", "a layer", rule, "It was called outside of a step with gradients", advice))
+            self.begin()
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                self.end()
+                self.put_back()
+
+        return gathered
 
     def _around(self, unit: _Unit, forward: Callable[..., Any]) -> Callable[..., Any]:
         def gathered_forward(*args: Any, **kwargs: Any) -> Any:
@@ -162,7 +212,7 @@ class UnitSharding(Sharding):
                     tensor.register_hook(lambda _: self._enter_backward(unit))
             return output
 
-        return gathered_forward
+        return self._outside_of_steps(gathered_forward)
 
     def _enter_backward(self, unit: _Unit) -> None:
         """Called when the gradient of a unit's output is there: the unit after it is done, this one is needed."""
