@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -103,8 +103,9 @@ class StateKeeper:
         return {**pieces, **trained, **self.average.pieces()}
 
     def _extra_states(self) -> dict[str, Any]:
-        """What modules keep beside parameters and buffers (`get_extra_state`), by key."""
-        return {f"{_EXTRA}.{name}": module.get_extra_state() for name, module in _modules_with_extra_state(self.module)}
+        """What modules of which this rank saves the buffers keep beside them (`get_extra_state`), by key."""
+        modules = dict(_modules_with_extra_state(self.module))
+        return {f"{_EXTRA}.{name}": modules[name].get_extra_state() for name in self._owned(modules)}
 
     def _restore_extra_states(self, saved: Mapping[str, Any]) -> list[tuple[str, str]]:
         """Gives modules their extra state back; returns (what, why) of those without one."""
@@ -135,13 +136,13 @@ class StateKeeper:
         own: dict[str, Any] = {"standing": standing.to_dict(), "positions": positions, "logged": logged_values(trainer)}
         own["groups"] = group_settings(self.optimizers)
         tensors, replicated = self._all_weight_pieces(), dict[str, Any]()
-        others = self._buffer_pieces().keys() - self._owned_buffers()
+        buffers = {name for name, _ in _persistent_buffers(self.module)}
+        others = {model_key(name) for name in buffers - self._owned(buffers)}
         tensors = {key: piece for key, piece in tensors.items() if key not in others}
         if "optimizer_states" in checkpoint:
             pieces, replicated = state_pieces(self.optimizers, self.named_parameters())
             tensors.update(pieces)
-        if self._owns_buffers:
-            replicated |= self._extra_states()
+        replicated |= self._extra_states()
         random_state = window if standing.rewound and window is not None else take_random_state()
         return CheckpointContent(
             tensors=tensors,
@@ -163,9 +164,9 @@ class StateKeeper:
         target = self.made.target
         return describe_model(self.module.get_submodule(target) if target else self.module, target)
 
-    def _owned_buffers(self) -> set[str]:
-        """Keys of the buffers that this rank saves: data-parallel ranks may have seen different samples, and what belongs to no
-        unit is written to by the whole step on the last stage only.
+    def _owned(self, names: Iterable[str]) -> set[str]:
+        """Those of the buffers or modules that this rank saves: data-parallel ranks may have seen different samples, and what
+        belongs to no unit is written to by the whole step on the last stage only.
         """
         if not self.groups.is_first_replica or self.groups.coordinate.tensor_parallel > 0:
             return set()
@@ -173,9 +174,8 @@ class StateKeeper:
         owners = find_schedule(layout.schedule).stage_ranks(layout.pipeline_parallel_size, layout.stages_per_rank)
         prefix = f"{made.target}." if made.target else ""
         units = tuple(f"{prefix}{unit}." for unit in made.units)
-        names = [name for name, _ in _persistent_buffers(self.module)]
         last = self.groups.coordinate.pipeline_parallel == owners[-1]
-        return {model_key(name) for name in names if last or name.startswith(units)}
+        return {name for name in names if last or f"{name}.".startswith(units)}
 
     def begin_with(self, path: str) -> Certificate:
         """Fills weights from files of another kind, or from the weights of a checkpoint.
