@@ -40,6 +40,17 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+def as_number(value: Any) -> float | None:
+    """A number that `write_json` has written and `read_json` read, also one that is not finite; None for all else.
+
+    >>> as_number(2), as_number("nan"), as_number("-inf"), as_number("2"), as_number(None), as_number(True)
+    (2.0, nan, -inf, None, None, None)
+    """
+    if isinstance(value, bool) or not (isinstance(value, (int, float)) or value in ("nan", "inf", "-inf")):
+        return None
+    return float(value)
+
+
 def _finite(value: Any) -> Any:
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return str(value)

@@ -41,3 +41,10 @@ def test_what_is_not_known_is_left_out():
 def test_an_online_run_is_a_link_and_a_failed_one_says_why():
     assert "W&B: https://wandb.ai/x" in _text({"wandb": {"url": "https://wandb.ai/x", "dir": "/d"}})
     assert "W&B: not logged: no space" in _text({"wandb": {"problem": "no space"}})
+
+
+def test_a_run_that_diverged_has_a_summary():
+    """As `result.json` holds it: numbers that are not finite are text there."""
+    assert "8.0000 -> nan" in _text({"first_validation_loss": 8.0, "last_validation_loss": "nan"})
+    assert "nan" in _text({"first_validation_loss": "nan", "last_validation_loss": "nan"})
+    assert "0.0000 -> 1.0000" in _text({"first_validation_loss": 0.0, "last_validation_loss": 1.0})

@@ -5,12 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from hybrid_strategy.files import as_number
 from hybrid_strategy.units import format_seconds
 
 
@@ -43,11 +45,9 @@ def print_summary(closing: Closing, console: Console) -> None:
 def _rows(closing: Closing) -> dict[str, str]:
     result = closing.result
     rows = {"steps": f"{result.get('steps', 0):,} in {format_seconds(result.get('seconds', 0.0))}"}
-    first, last = result.get("first_validation_loss"), result.get("last_validation_loss")
+    first, last = as_number(result.get("first_validation_loss")), as_number(result.get("last_validation_loss"))
     if last is not None:
-        rows["validation loss"] = f"{last:.4f}"
-        if first is not None and first != last:
-            rows["validation loss"] = f"{first:.4f} -> {last:.4f} ({last / first:.1%} of the first)"
+        rows["validation loss"] = f"{last:.4f}" if first is None or first == last else _from_to(first, last)
     if result.get("tokens_per_second"):
         rows["tokens/s"] = f"{result['tokens_per_second']:,.0f}"
     rows["run folder"] = closing.run_dir
@@ -61,3 +61,8 @@ def _rows(closing: Closing) -> dict[str, str]:
     elif wandb.get("problem"):
         rows["W&B"] = f"not logged: {wandb['problem']}"
     return rows
+
+
+def _from_to(first: float, last: float) -> str:
+    share = f" ({last / first:.1%} of the first)" if first and isfinite(last / first) else ""
+    return f"{first:.4f} -> {last:.4f}{share}"

@@ -11,7 +11,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 
 from hybrid_strategy.errors import ConfigError, HybridError, NoLayoutFitsError, message
-from hybrid_strategy.files import read_json
+from hybrid_strategy.files import as_number, read_json
 from hybrid_strategy.sweeping import book as books
 from hybrid_strategy.sweeping.attempts import State
 from hybrid_strategy.sweeping.book import Book
@@ -111,5 +111,5 @@ def _returned(ready: Ready, batch: Batch, state: State) -> JobReturn:
     made.overrides, made.working_dir = list(ready.point.overrides), str(ready.point.folder)
     made.cfg = OmegaConf.create({})
     made.status = JobStatus.COMPLETED
-    made.return_value = result.get("last_validation_loss") if state.state == "ok" else None
+    made.return_value = as_number(result.get("last_validation_loss")) if state.state == "ok" else None
     return made

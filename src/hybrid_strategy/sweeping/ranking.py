@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf, isfinite
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -15,7 +16,7 @@ def ranked(items: Sequence[T], loss: Callable[[T], float | None], speed: Callabl
     """Best first.
 
     Args:
-        loss: of an item; None counts as worse than any.
+        loss: of an item; None, and what is not finite, counts as worse than any.
         speed: of an item; None counts as standing still.
 
     >>> ranked([(2.0, 10), (1.0, 5), (1.0005, 9), (None, 20)], lambda each: each[0], lambda each: each[1])
@@ -24,7 +25,7 @@ def ranked(items: Sequence[T], loss: Callable[[T], float | None], speed: Callabl
 
     def loss_of(item: T) -> float:
         value = loss(item)
-        return float("inf") if value is None or value != value else value
+        return value if value is not None and isfinite(value) else inf
 
     made: list[T] = []
     group: list[T] = []

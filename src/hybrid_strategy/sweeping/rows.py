@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from hybrid_strategy.files import read_json
+from hybrid_strategy.files import as_number, read_json
 from hybrid_strategy.sweeping import states
 from hybrid_strategy.sweeping.attempts import STATUS_FILE, read_state
 from hybrid_strategy.sweeping.causes import consequence_only, failed_rank
@@ -68,7 +68,7 @@ def difference(point: Point, tokens_per_second: float | None) -> float | None:
 
 
 def _number(*values: Any) -> float | None:
-    return next((float(value) for value in values if isinstance(value, (int, float))), None)
+    return next((number for number in map(as_number, values) if number is not None), None)
 
 
 def _whole(value: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""Charts as inline SVG: lines over linear axes, and a heat map. Colours are the page's, so that they follow light and dark."""
+"""Lines over linear axes as inline SVG. Colours are the page's, so that they follow light and dark."""
 
 from __future__ import annotations
 
@@ -150,43 +150,4 @@ def _legend(lines: Sequence[Line]) -> str:
 
 def _framed(title: str, parts: Sequence[str]) -> str:
     head = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title, quote=True)}">'
-    return f"{head}{''.join(parts)}</svg>"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One square of a heat map: `value` gives its shade, None: none; `text` and `further` are written into it."""
-
-    row: str
-    column: str
-    value: float | None
-    text: str
-    further: str = ""
-
-
-def heat_map(title: str, row_name: str, column_name: str, cells: Sequence[Cell]) -> str:
-    """Rows and columns in the order in which the cells name them."""
-    rows, columns = list(dict.fromkeys(each.row for each in cells)), list(dict.fromkeys(each.column for each in cells))
-    size, left, top, high = 96, 70, 40, 56
-    values = [each.value for each in cells if each.value is not None]
-    low, span = (min(values), (max(values) - min(values)) or 1.0) if values else (0.0, 1.0)
-    parts = [f'<text x="{left + size * len(columns) / 2:.0f}" y="14" text-anchor="middle">{escape(column_name)}</text>']
-    parts += [
-        f'<text x="{left + size * (index + 0.5):.0f}" y="32" text-anchor="middle">{escape(name)}</text>'
-        for index, name in enumerate(columns)
-    ]
-    parts += [
-        f'<text x="{left - 8}" y="{top + high * (index + 0.5) + 4:.0f}" text-anchor="end">{escape(f"{row_name} {name}")}</text>'
-        for index, name in enumerate(rows)
-    ]
-    for each in cells:
-        x, y = left + size * columns.index(each.column), top + high * rows.index(each.row)
-        shade = 0.0 if each.value is None else 0.12 + 0.6 * (each.value - low) / span
-        parts.append(
-            f'<g><rect class="cell" x="{x + 2}" y="{y + 2}" width="{size - 4}" height="{high - 4}" fill-opacity="{shade:.2f}"/>'
-            f'<text class="strong" x="{x + size / 2:.0f}" y="{y + 25}" text-anchor="middle">{escape(each.text)}</text>'
-            f'<text class="small" x="{x + size / 2:.0f}" y="{y + 42}" text-anchor="middle">{escape(each.further)}</text></g>'
-        )
-    width, height = left + size * len(columns) + 8, top + high * len(rows) + 8
-    head = f'<svg viewBox="0 0 {width} {height}" style="max-width:{width}px" role="img" aria-label="{escape(title, quote=True)}">'
     return f"{head}{''.join(parts)}</svg>"

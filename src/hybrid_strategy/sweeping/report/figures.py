@@ -8,15 +8,18 @@ from html import escape
 from hybrid_strategy.sweeping import states
 from hybrid_strategy.sweeping.book import Book
 from hybrid_strategy.sweeping.points import Point
-from hybrid_strategy.sweeping.report.charts import Cell, Chart, Line, heat_map, line_chart, short
-from hybrid_strategy.sweeping.report.losses import Band, band_of, comparable, curves_of
+from hybrid_strategy.sweeping.report.charts import Chart, Line, line_chart, short
+from hybrid_strategy.sweeping.report.heat import Cell, heat_map
+from hybrid_strategy.sweeping.report.losses import Band, Curve, band_of, comparable, curves_of, differences
 from hybrid_strategy.sweeping.report.scaling import Measured, Scaling, scalings
 from hybrid_strategy.sweeping.rows import Row
 
-_PLACES = 8000
-"""Places of all loss curves together."""
+_PLACES = 5000
+"""Places of all loss curves together, in each of the two figures."""
 
-_COLOURED = 6
+_COLOURED, _COLOURED_OUTSIDE = 6, 3
+"""Curves with a colour of their own: the best ones, and so many at most of those that leave the band."""
+
 _TENSOR, _PIPELINE = "tensor_parallel_size", "pipeline_parallel_size"
 
 
@@ -27,7 +30,7 @@ def figures(best: Sequence[Point], rows: Mapping[str, Row], book: Book) -> list[
         best: points that ended well, best first.
         rows: of all points by name.
     """
-    parts = [_heat(rows, book), *(_scaling(each) for each in scalings(_measured(best, rows))), _losses(best)]
+    parts = [_heat(rows, book), *(_scaling(each) for each in scalings(_measured(best, rows))), *_losses(best)]
     shown = [part for part in parts if part]
     return [f'<h2>Figures</h2><div class="charts">{"".join(shown)}</div>'] if shown else []
 
@@ -69,7 +72,7 @@ def _told(cell: tuple[float | None, str] | None) -> tuple[float | None, str, str
     if cell is None:
         return None, "", ""
     speed, name = cell
-    return (speed, short(speed), name if len(name) <= 16 else name[:15] + "…") if speed else (None, name, "")
+    return (speed, short(speed), name) if speed else (None, name, "")
 
 
 def _scaling(found: Scaling) -> str:
@@ -87,21 +90,48 @@ def _scaling(found: Scaling) -> str:
         lines.append(Line("forecast", tuple((x, float(speed or 0.0)) for x, speed in forecast), 2, dashed=True, dots=True))
     names = tuple((places[each.ranks], str(each.ranks)) for each in found.sizes)
     chart = Chart(f"{found.kind} scaling", "ranks", "tokens/s", tuple(lines), x_ticks=names, from_zero=True)
-    words = "; ".join(f"{each.ranks} ranks {each.efficiency:.0%} ({escape(each.name)})" for each in found.sizes)
+    words = "; ".join(f"{_ranks(each.ranks)} {each.efficiency:.0%} ({escape(each.name)})" for each in found.sizes)
     caption = f"{escape(found.what)}, the fastest point of each size. Efficiency, speed a rank against the smallest: {words}."
     return _figure(f"{found.kind.capitalize()} scaling", line_chart(chart), caption)
 
 
-def _losses(best: Sequence[Point]) -> str:
+def _ranks(number: int) -> str:
+    return f"{number} rank" + ("s" if number > 1 else "")
+
+
+def _losses(best: Sequence[Point]) -> list[str]:
+    """The curves, and where they must agree how far they are from the reference: a band of 0.1 % shows in the second one only."""
     curves, by_tokens = curves_of(best, max(20, min(200, _PLACES // max(1, len(best)))))
     if not curves:
-        return ""
+        return []
     why = comparable(best)
     band = None if why else band_of(best, curves)
-    lines = [Line(curve.name, curve.points, index if index < _COLOURED else None) for index, curve in enumerate(curves)]
+    colours = _colours(curves, band)
     label = "tokens" if by_tokens else "steps"
-    chart = Chart("training loss", label, "loss", tuple(lines), band.points if band else ())
-    return _figure(f"Training loss by {label}", line_chart(chart), _verdict(band, why))
+    lines = tuple(Line(curve.name, curve.points, colours.get(curve.name)) for curve in curves)
+    chart = Chart("training loss", label, "loss", lines, band.points if band else ())
+    drawn = [_figure(f"Training loss by {label}", line_chart(chart), _verdict(band, why))]
+    return [*drawn, _agreement(curves, band, label, colours)] if band else drawn
+
+
+def _colours(curves: Sequence[Curve], band: Band | None) -> dict[str, int]:
+    """Name -> colour of the curves that have one, the same in both figures."""
+    apart = [name for name, _ in band.outside[:_COLOURED_OUTSIDE]] if band else []
+    named = dict.fromkeys([*apart, *(curve.name for curve in curves)])
+    chosen = set(list(named)[:_COLOURED])
+    return {name: number for number, name in enumerate(each.name for each in curves if each.name in chosen)}
+
+
+def _agreement(curves: Sequence[Curve], band: Band, label: str, colours: Mapping[str, int]) -> str:
+    """Every curve as its difference from the reference in percent, over the band."""
+    reference = next(curve for curve in curves if curve.name == band.reference)
+    found = [(curve.name, differences(curve, reference)) for curve in curves if curve is not reference]
+    lines = tuple(Line(name, tuple((x, 100 * off) for x, off in points), colours.get(name)) for name, points in found if points)
+    high = 100 * band.tolerance
+    area = tuple((x, -high, high) for x in (reference.points[0][0], reference.points[-1][0]))
+    chart = Chart("difference of training losses", label, "difference, %", lines, area)
+    caption = f"Each curve against that of {escape(band.reference)}, with the band of ±{band.tolerance:.1%}."
+    return _figure(f"Difference from {band.reference}", line_chart(chart), caption)
 
 
 def _verdict(band: Band | None, why: str) -> str:

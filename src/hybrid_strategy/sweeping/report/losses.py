@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,16 +82,14 @@ def band_of(points: Sequence[Point], curves: Sequence[Curve]) -> Band | None:
     return Band(first.name, tolerance, area, len(found) - len(outside), outside)
 
 
+def differences(curve: Curve, reference: Curve) -> tuple[XY, ...]:
+    """Of the curve from the reference, as a fraction of it, at the places that both have."""
+    known = dict(reference.points)
+    return tuple((x, y / known[x] - 1) for x, y in curve.points if known.get(x))
+
+
 def _largest_difference(curve: Curve, reference: Curve) -> float:
-    """Relative, at the places of the curve that the reference has, too."""
-    places = [x for x, _ in reference.points]
-    largest = 0.0
-    for x, y in curve.points:
-        index = bisect_left(places, x)
-        if index < len(places) and places[index] == x and reference.points[index][1]:
-            off = y / reference.points[index][1] - 1
-            largest = off if abs(off) > abs(largest) else largest
-    return largest
+    return max((off for _, off in differences(curve, reference)), key=abs, default=0.0)
 
 
 def _training_loss(names: Sequence[str]) -> str:
