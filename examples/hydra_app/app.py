@@ -30,6 +30,7 @@ class Regression(pl.LightningModule):
 @hydra.main(config_path="conf", config_name="app", version_base="1.3")
 def main(config: DictConfig) -> None:
     """Trains with whatever strategy the configuration describes."""
+    pl.seed_everything(1)  # every process makes the data: the same
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=config.devices,

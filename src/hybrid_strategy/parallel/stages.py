@@ -13,9 +13,9 @@ So one model object per rank serves all of its stages, and `self.model(...)` in 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, cast
 
@@ -37,6 +37,10 @@ class StageOutput(BaseException):
         self.value = value
 
 
+_Call = tuple[int, list[Tensor]]
+"""A unit and the tensors that it was called with."""
+
+
 @dataclass
 class StageNow:
     """The stage being played: its units `start .. stop - 1`, and what it received (`None` for the first stage)."""
@@ -45,21 +49,27 @@ class StageNow:
     stop: int
     is_last: bool
     received: Any
-    taken: bool = False
+    _calls: list[_Call] = field(default_factory=list)
+    _first: list[_Call] | None = None
 
-    def skipped(self, index: int) -> Any:
+    def skipped(self, index: int, given: Iterable[Tensor]) -> Any:
         """What unit `index`, which is before `start`, returns.
 
+        Args:
+            given: the tensors that it is called with.
+
         Raises:
-            ModelError: what was received is asked for again: the model, or a unit of it, runs twice in one step.
+            ModelError: what was received is asked for again, for other inputs: one output crosses each cut.
         """
+        self._calls.append((index, list(given)))
         if index != self.start - 1:
             return self._stand_in
-        if self.taken:
-            rule = "it runs twice in one step, and one output crosses each cut"
+        calls, self._calls = self._calls, []
+        if self._first is not None and not _alike(self._first, calls):
+            rule = "it runs twice in one step with other inputs, and one output crosses each cut"
             advice = "Join the inputs into one call (torch.cat along the batch), or set pipeline_parallel_size=1"
             raise ModelError(message("module", "the pipeline's model", rule, f"unit {index} was called again", advice))
-        self.taken = True
+        self._first = calls
         return self.received
 
     @cached_property
@@ -70,6 +80,22 @@ class StageNow:
             )
 
         return map_tensors(unusable, self.received)
+
+
+def _alike(first: list[_Call], again: list[_Call]) -> bool:
+    """The same units with the same inputs: a step may ask for the same output twice."""
+    pairs = list(zip(first, again, strict=False))
+    return len(first) == len(again) and all(
+        one[0] == other[0] and len(one[1]) == len(other[1]) and all(map(_equal, one[1], other[1])) for one, other in pairs
+    )
+
+
+def _equal(first: Tensor, second: Tensor) -> bool:
+    """Bit for bit, so that what stands in for values that are not here is like itself."""
+    if first is second:
+        return True
+    alike = first.shape == second.shape and first.dtype == second.dtype
+    return alike and bool(((first == second) | ((first != first) & (second != second))).all())
 
 
 def _as_it_is(value: Any) -> Any:
@@ -162,7 +188,7 @@ class AbsentUnit(nn.Module):
                     "Call the model from training_step, validation_step, test_step or predict_step",
                 )
             )
-        return self._context.arriving(now.skipped(self._unit_index))
+        return self._context.arriving(now.skipped(self._unit_index, iterate_tensors((args, kwargs))))
 
 
 def _unusable(parameter: nn.Parameter, device: torch.device | None) -> nn.Parameter:
@@ -192,7 +218,7 @@ class _Gate:
         if now is None:
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
         if self._unit_index < now.start:
-            return self._stage_context.arriving(now.skipped(self._unit_index))
+            return self._stage_context.arriving(now.skipped(self._unit_index, iterate_tensors((args, kwargs))))
         self._stage_context.check_inputs(self._unit_name, (args, kwargs))
         output = super().__call__(*args, **kwargs)  # type: ignore[misc]
         if self._unit_index == now.stop - 1 and not now.is_last:
