@@ -142,6 +142,7 @@ def _serve(connection: Connection) -> None:
                 warnings.filterwarnings("error", "`torch.distributed", FutureWarning)  # of a name that will go
                 if process_group:
                     dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+                    dist.barrier()  # one that is done at once would go while the others are still connecting to it
                 value = function(*arguments)
             answer = (True, value)
         except BaseException:
@@ -201,12 +202,7 @@ def run_ranks(
             raise RankFailedError(f"ranks {waiting} did not answer within {timeout} s")
         for connection in ready:
             rank = pending.pop(connection)  # type: ignore[index]
-            try:
-                good, value = pickle.loads(connection.recv_bytes())  # type: ignore[union-attr]
-            except EOFError:
-                process = _workers[rank][0]
-                process.join(5)
-                good, value = False, f"the process died, exit code {process.exitcode}"
+            good, value = _answer(rank, connection)
             if not good:
                 failures = [(rank, value), *_collect_failures(pending)]
                 kill_workers()
@@ -222,8 +218,18 @@ def _collect_failures(pending: dict[Any, int], seconds: float = 5.0) -> list[tup
     while pending and (ready := wait(list(pending), timeout=max(0.0, deadline - time.monotonic()))):
         for connection in ready:
             rank = pending.pop(connection)
-            with contextlib.suppress(EOFError):
-                good, value = pickle.loads(connection.recv_bytes())  # type: ignore[union-attr]
-                if not good:
-                    failures.append((rank, value))
+            good, value = _answer(rank, connection)
+            if not good:
+                failures.append((rank, value))
     return failures
+
+
+def _answer(rank: int, connection: Any) -> tuple[bool, Any]:
+    """Whether it went well, and what the rank returned or raised."""
+    try:
+        good, value = pickle.loads(connection.recv_bytes())
+        return good, value
+    except EOFError:
+        process = _workers[rank][0]
+        process.join(5)
+        return False, f"the process died, exit code {process.exitcode}"
