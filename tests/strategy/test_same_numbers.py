@@ -10,23 +10,9 @@ import pytest
 from tests.support.training import SHAPE, Case, compare, train
 
 SGD = {"optimizer": "sgd"}
-STEPS, FEWER_STEPS = 20, 8
+STEPS = 20
 GLOBAL_BATCH = 16
 PIPELINE = {"pipeline_parallel_size": 2, "num_microbatches": 4}
-
-# those of the gate in docs/parity.md take 20 steps; the others, variations of them that cost most, fewer
-FEWER = {
-    "pp2_looped_bfs",
-    "pp2_interleaved_zero_bubble",
-    "pp2_zbv",
-    "pp2_dualpipev",
-    "dp2_pp2_zero3",
-    "dp2_pp2_zbv_zero1",
-    "dp2_pp2_zbv_zero3",
-    "dp2_tp2_zero3",
-    "dp4_hybrid_sharding",
-    "dp4_hybrid_sharding_zero3",
-}
 
 # name -> (processes, data-parallel size, strategy arguments)
 LAYOUTS: dict[str, tuple[int, int, dict[str, Any]]] = {
@@ -63,16 +49,11 @@ def reference() -> list[dict[str, Any]]:
     return train(Case(batch_size=GLOBAL_BATCH, steps=STEPS), 1)
 
 
-def _first(reference: list[dict[str, Any]], steps: int) -> list[dict[str, Any]]:
-    return [{**record, "steps": record["steps"][:steps]} for record in reference]
-
-
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_same_numbers_as_one_process(name: str, reference: list[dict[str, Any]]) -> None:
     world_size, data_parallel_size, arguments = LAYOUTS[name]
-    steps = FEWER_STEPS if name in FEWER else STEPS
-    case = Case(strategy=arguments, batch_size=GLOBAL_BATCH // data_parallel_size, steps=steps)
-    compare(_first(reference, steps), train(case, world_size))
+    case = Case(strategy=arguments, batch_size=GLOBAL_BATCH // data_parallel_size, steps=STEPS)
+    compare(reference, train(case, world_size))
 
 
 RECOMPUTED = [
@@ -88,7 +69,8 @@ def test_recomputation_changes_no_number(name: str, kind: str, reference: list[d
     world_size, data_parallel_size, arguments = LAYOUTS[name]
     strategy = {**arguments, "activation_checkpoint": kind}
     case = Case(strategy=strategy, batch_size=GLOBAL_BATCH // data_parallel_size, steps=3)
-    compare(_first(reference, 3), train(case, world_size))
+    short = [{**record, "steps": record["steps"][:3]} for record in reference]
+    compare(short, train(case, world_size))
 
 
 CLIPPED = ["dp2_zero1", "dp2_zero3", "tp2_sequence_parallel", "pp2_1f1b", "tp2_pp2", "dp4_hybrid_sharding"]
