@@ -22,6 +22,17 @@ if os:
     Chosen = 3
 class Mine: ...
 def make(): hidden = 3
+class Sized:
+    def __init__(self, size, *, heads, rate=0.1): ...
+class Open(Sized):
+    def __init__(self, size, **others): ...
+class Inherits(Sized): ...
+@decorated
+class Decorated:
+    def __init__(self, size): ...
+class Wrapped:
+    def __init__(self, size): ...
+Wrapped = read(Wrapped)
 """
 OTHERS = {
     "broken.py": "class Mine(:",
@@ -55,18 +66,21 @@ def _refusal(*overrides: str, world: World | None = None) -> str:
     [
         *(f"mine_of_a_user.{name}" for name in ("Mine", "make", "Chosen", "read", "os.path.join", "Mine.of_its_own")),
         *("dynamic.Mine", "star.Mine", "lazy.Mine", "package.inner.Mine"),
-        *("torch.nn.Linear", "os.path.join", "builtins.dict", "json.JSONDecoder", "math.sqrt", "logging.handlers.QueueHandler"),
+        *("torch.nn.Linear", "os.path.join", "builtins.dict", "json.JSONDecoder", "math.sqrt", "email.message.Message"),
         "lightning.pytorch.callbacks.Timer",
     ],
 )
 def test_what_can_be_found_passes(target: str, here: Path) -> None:
-    check_target("model._target_", target)
+    check_target("model", {"_target_": target})
 
 
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("mine_of_a_user.Min", "there is no Min in {here}/mine_of_a_user.py. Did you mean 'Mine'? Known: Mine."),
+        (
+            "mine_of_a_user.Min",
+            "there is no Min in {here}/mine_of_a_user.py. Did you mean 'Mine'? Known: Mine, Sized, Open, Inherits, Decorated.",
+        ),
         ("mine_of_a_user.hidden", "there is no hidden in"),
         ("package.inner.mine", "there is no mine in {here}/package/inner.py. Did you mean 'Mine'?"),
         ("package.iner.Mine", "there is no iner in {here}/package/__init__.py"),
@@ -77,8 +91,42 @@ def test_what_can_be_found_passes(target: str, here: Path) -> None:
 )
 def test_what_is_not_there_is_named(target: str, words: str, here: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_target("model._target_", target)
+        check_target("model", {"_target_": target})
     assert str(caught.value).startswith(f"model._target_ is {target!r}: {words.format(here=here)}")
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "refusal"),
+    [
+        ("Sized", {"size": 3, "heads": 2}, ""),
+        (
+            "Sized",
+            {"size": 3, "heads": 2, "rte": 0.2},
+            "model.rte is 0.2: mine_of_a_user.Sized takes no such argument. Did you mean",
+        ),
+        ("Sized", {}, "model is 'given without arguments': mine_of_a_user.Sized cannot be called without size, heads. Set"),
+        (
+            "Sized",
+            {"rate": 0.2, "size": 3},
+            "model is 'given with rate, size': mine_of_a_user.Sized cannot be called without heads.",
+        ),
+        ("Sized", {"_args_": [3, 2]}, ""),
+        ("Sized", {"_partial_": True, "rate": 3}, ""),
+        ("Sized", {"_partial_": True, "rates": 3}, "model.rates is 3: mine_of_a_user.Sized takes no such argument."),
+        ("Open", {"size": 3, "any": 4}, ""),
+        ("Open", {"any": 4}, "model is 'given with any': mine_of_a_user.Open cannot be called without size."),
+        *((name, {"any": 3}, "") for name in ("Mine", "Inherits", "Decorated", "Wrapped", "Sized.inner", "Chosen")),
+        ("make", {"any": 3}, "model.any is 3: mine_of_a_user.make takes no such argument."),
+    ],
+)
+def test_arguments_are_those_of_the_source(name: str, values: dict[str, object], refusal: str, here: Path) -> None:
+    asked = {"_target_": f"mine_of_a_user.{name}", **values}
+    if not refusal:
+        check_target("model", asked)
+        return
+    with pytest.raises(ConfigError) as caught:
+        check_target("model", asked)
+    assert str(caught.value).startswith(refusal)
 
 
 @pytest.mark.parametrize(

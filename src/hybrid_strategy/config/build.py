@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybrid_strategy.config.plan import RunPlan
 from hybrid_strategy.config.settings import RunConfig, StrategySettings
+from hybrid_strategy.config.target_arguments import HYDRA_WORDS
 from hybrid_strategy.config.targets import TEXT_DATA, shape_of, text_data_arguments
 from hybrid_strategy.errors import ConfigError, message
 from hybrid_strategy.planning.learning_rate import warmup_steps
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     import lightning.pytorch as pl
 
     from hybrid_strategy.strategy.hybrid import HybridParallelStrategy
-
-
-_WORDS = ("_target_", "_args_", "_partial_", "_recursive_", "_convert_")
 
 
 def make(values: Mapping[str, Any], key: str) -> Any:
@@ -33,7 +31,7 @@ def make(values: Mapping[str, Any], key: str) -> Any:
         ConfigError: there is no such class, or it does not take these arguments.
     """
     target = str(values["_target_"])
-    arguments = {name: _made(value, f"{key}.{name}") for name, value in values.items() if name not in _WORDS}
+    arguments = {name: _made(value, f"{key}.{name}") for name, value in values.items() if name not in HYDRA_WORDS}
     positional = [_made(value, f"{key}._args_") for value in values.get("_args_", ())]
     try:
         function = pkgutil.resolve_name(target)

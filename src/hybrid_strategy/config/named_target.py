@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hybrid_strategy.config.settings import RunConfig
+from hybrid_strategy.config.target_arguments import check_arguments, signature_of
 from hybrid_strategy.config.targets import BY_TARGET
 from hybrid_strategy.errors import ConfigError, did_you_mean, message
 
@@ -38,13 +39,14 @@ def check_targets(config: RunConfig) -> None:
         ConfigError: its module is not there, cannot be read, or has no such name.
     """
     for group in ("model", "data", "callbacks", "logger"):
-        for key, target in _targets(getattr(config, group), group):
-            if target not in BY_TARGET:
-                check_target(key, target)
+        for key, values in _targets(getattr(config, group), group):
+            if str(values["_target_"]) not in BY_TARGET:
+                check_target(key, values)
 
 
-def check_target(key: str, target: str) -> None:
+def check_target(within: str, values: Mapping[str, Any]) -> None:
     """Refuses a name behind which there is nothing; what cannot be told from source passes, and the ranks find out."""
+    key, target = f"{within}._target_", str(values["_target_"])
     found = _module(target.split("."))
     if found is None:
         raise ConfigError(message(key, target, _RULE, "", _ADVICE))
@@ -54,20 +56,23 @@ def check_target(key: str, target: str) -> None:
     if source.suffix != ".py" or not source.is_file():
         return
     try:
-        names = _names(ast.parse(source.read_bytes()))
+        tree = ast.parse(source.read_bytes())
     except (SyntaxError, ValueError) as error:
         raise ConfigError(message(key, target, "its module cannot be read", f"{source}: {error}", "Mend the module")) from error
+    names = _names(tree)
     if names is not None and found.rest[0] not in names:
         shown = [name for name, is_class in names.items() if is_class] or list(names)
         advice = did_you_mean(found.rest[0], shown[:_MOST_SHOWN]) if shown else ""
         raise ConfigError(message(key, target, f"there is no {found.rest[0]} in {source}", "", advice))
+    if names is not None and len(found.rest) == 1:
+        check_arguments(within, target, values, signature_of(tree, found.rest[0]))
 
 
-def _targets(values: Any, key: str) -> Iterator[tuple[str, str]]:
-    """Full key and value of every `_target_` in plain containers, in their order."""
+def _targets(values: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Full key and content of every mapping with a `_target_` in plain containers, in their order."""
     if isinstance(values, Mapping):
         if values.get("_target_") is not None:
-            yield f"{key}._target_", str(values["_target_"])
+            yield key, values
         for name, each in values.items():
             yield from _targets(each, f"{key}.{name}")
     elif isinstance(values, (list, tuple)):
