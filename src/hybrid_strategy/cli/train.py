@@ -25,6 +25,7 @@ from hybrid_strategy.config.settings import RunConfig
 from hybrid_strategy.config.storage import PLAN_FILE, RESULT_FILE, write_config
 from hybrid_strategy.errors import ConfigError, HybridError, message
 from hybrid_strategy.launch.job import Job, Launcher
+from hybrid_strategy.launch.one_run import only_run
 from hybrid_strategy.reporting.console import make_console
 from hybrid_strategy.reporting.summary import Closing, print_summary
 from hybrid_strategy.sweeping.metrics import METRICS_FILE, merge_parts, set_aside
@@ -83,19 +84,24 @@ def train(config: RunConfig, run_dir: Path, given: Arguments) -> None:
     elif config.resume is not None:
         console.print(f"nothing to resume for {config.name}: starting anew", markup=False, soft_wrap=True)
         config = replace(config, resume=None)
-    run_dir.mkdir(parents=True, exist_ok=True)
-    write_config(config, run_dir)
-    (run_dir / PLAN_FILE).write_text(json.dumps(planned.to_dict(), indent=2), encoding="utf-8")
-    show(config, planned, console)
+    with only_run(run_dir):
+        write_config(config, run_dir)
+        (run_dir / PLAN_FILE).write_text(json.dumps(planned.to_dict(), indent=2), encoding="utf-8")
+        show(config, planned, console)
+        _launch_or_tell(launcher, planned, run_dir, given)
+    result = json.loads((run_dir / RESULT_FILE).read_text(encoding="utf-8"))
+    command = resume_command(given, run_dir, _further(config, result)) if newest_checkpoint(run_dir) else ""
+    print_summary(Closing(result, str(run_dir), command), console)
+
+
+def _launch_or_tell(launcher: Launcher, planned: RunPlan, run_dir: Path, given: Arguments) -> None:
+    """Runs the ranks; where they end too early and there is a checkpoint, says how to go on."""
     try:
         _launch(launcher, Job(FIT, run_dir, planned.world.devices, environment_of(planned), stops_itself=True))
     except (HybridError, KeyboardInterrupt):
         if newest_checkpoint(run_dir) is not None:
             print(f"run folder: {run_dir}\nresume: {resume_command(given, run_dir)}", file=sys.stderr)
         raise
-    result = json.loads((run_dir / RESULT_FILE).read_text(encoding="utf-8"))
-    command = resume_command(given, run_dir, _further(config, result)) if newest_checkpoint(run_dir) else ""
-    print_summary(Closing(result, str(run_dir), command), console)
 
 
 def _launch(launcher: Launcher, job: Job) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
+from functools import cache
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -24,8 +25,8 @@ SCHEMA = "hybrid_schema"
 
 
 def register() -> None:
-    """Tells Hydra the schema (`defaults: - hybrid_schema`) and the resolvers of this command; both may be told again."""
-    ConfigStore.instance().store(SCHEMA, door(RunConfig, OPEN_GROUPS), provider="hybrid_strategy")
+    """Tells Hydra the schema (`defaults: - hybrid_schema`) and the resolvers of this command, which name a new folder."""
+    _tell(ConfigStore.instance())
     stamp = new_stamp()
 
     def run_dir(given: str | None, output_dir: str, name: str) -> str:
@@ -37,6 +38,12 @@ def register() -> None:
     OmegaConf.register_new_resolver("hybrid_run_dir", run_dir, replace=True)
     OmegaConf.register_new_resolver("hybrid_sweep_dir", sweep_dir, replace=True)
     OmegaConf.register_new_resolver("hybrid_quotient", lambda number, divisor: int(number) // int(divisor), replace=True)
+
+
+@cache
+def _tell(store: ConfigStore) -> None:
+    """Once: Hydra copies what it holds, and makes a node of every setting."""
+    store.store(SCHEMA, door(RunConfig, OPEN_GROUPS), provider="hybrid_strategy")
 
 
 def read(config: DictConfig, run_dir: str | None = None) -> RunConfig:
