@@ -122,8 +122,9 @@ def _read(layout: str, data: Any, num_workers: int) -> dict[str, list[int]]:
     return reader.read
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("layout", "num_workers"), [*((layout, 0) for layout in LAYOUTS), ("pp2_dp2", 2), ("tp2_pp2", 2)]
+)  # how workers read depends on the number of data-parallel ranks only
 @pytest.mark.parametrize("kind", [Indexed, Stream])
 def test_every_sample_is_read_once_by_the_ranks_that_share_it(layout: str, num_workers: int, kind: Any) -> None:
     rows = 22

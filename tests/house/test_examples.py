@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.ranks import run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -33,16 +38,30 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
-@pytest.mark.parametrize("launcher", [[], TORCHRUN], ids=["python", "torchrun"])
-def test_plain_script(launcher: list[str], tmp_path: Path) -> None:
-    shown = run(*launcher, str(EXAMPLES / "plain_lightning.py"), cwd=tmp_path)
+def _as_a_rank(script: str) -> str:
+    """Runs a script as torchrun runs it in each of its processes; what it printed."""
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        runpy.run_path(script, run_name="__main__")
+    return shown.getvalue()
+
+
+def torchrun(script: Path) -> str:
+    """What the first of two ranks printed; torchrun itself starts one test only, since processes need seconds to import."""
+    printed: list[str] = run_ranks(_as_a_rank, 2, str(script), process_group=False)
+    return printed[0]
+
+
+@pytest.mark.parametrize("launcher", ["python", "torchrun"])
+def test_plain_script(launcher: str, tmp_path: Path) -> None:
+    script = EXAMPLES / "plain_lightning.py"
+    shown = run(str(script), cwd=tmp_path) if launcher == "python" else torchrun(script)
     loss = re.search(r"val_loss (\d\.\d+)", shown)
     assert loss is not None
     assert float(loss[1]) < 0.6, "ln 4 = 1.39 is a guess"
 
 
-def test_strategy_by_name(tmp_path: Path) -> None:
-    assert "trained 4 steps on 2 processes" in run(str(EXAMPLES / "string_name.py"), cwd=tmp_path)
+def test_strategy_by_name() -> None:
+    assert "trained 4 steps on 2 processes" in torchrun(EXAMPLES / "string_name.py")
 
 
 def test_hydra_application_under_torchrun(tmp_path: Path) -> None:
@@ -63,4 +82,7 @@ def test_script_in_the_readme(sizes: str, tmp_path: Path) -> None:
         script, count = re.subn(r"(HybridParallelStrategy)\(.*\)$", rf"\1({sizes})", script, flags=re.MULTILINE)
         assert count == 1
     (tmp_path / "script.py").write_text(script)
-    run("script.py", cwd=tmp_path)
+    if sizes == "as it is":
+        run("script.py", cwd=tmp_path)
+    else:
+        torchrun(tmp_path / "script.py")
