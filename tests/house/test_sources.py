@@ -95,6 +95,17 @@ def test_no_notes_to_oneself() -> None:
     assert not left
 
 
+def test_nothing_is_tracked_that_git_is_told_to_ignore() -> None:
+    """A link to somebody's `.venv` would be in every clone, and `make` could not make its own there."""
+    command = ["git", "ls-files", "-z", "--cached", "--ignored", "--exclude-standard"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip("what belongs to the repository is known from git, and this is no checkout")
+    link = subprocess.run(["git", "check-ignore", ".venv"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert not done.stdout, f"tracked, and ignored: {done.stdout.split(chr(0))}"
+    assert link.stdout, ".venv may be a link, which a pattern that ends in / does not ignore"
+
+
 def test_no_path_of_one_machine() -> None:
     homes = "|".join(("root", "home/[a-z]+", "Users/[A-Za-z]+", "work", "workspace"))
     pattern = re.compile(rf"(?<![\w.${{}}/-])/(?:{homes})/[\w.]|\.\./shared\b")
