@@ -252,6 +252,16 @@ def test_a_sweep_that_was_moved_and_lost_a_folder_goes_on_where_it_is(monkeypatc
     assert not (tmp_path / "outputs/sweeps/s").exists()
     assert Path.cwd() == tmp_path, "modules and files are found where the sweep was started"
 
+    capsys.readouterr()
+    for wrong in (
+        ["resume", "POINT"],
+        ["status", "POINT"],
+        ["logs", "--json"],
+        ["report", "--lines", "3"],
+        ["logs", "--lines", "0"],
+    ):
+        assert main(["sweep", wrong[0], str(there), *wrong[1:]]) == 2, "what would be ignored is refused"
+    assert capsys.readouterr().err.count("has no use for it") == 4
     shutil.rmtree(there / f"seed-{fake.OK}")
     (there / f"seed-{fake.RAISES}/point.json").write_text("{}")
     capsys.readouterr()

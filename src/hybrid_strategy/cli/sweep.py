@@ -31,7 +31,7 @@ from hybrid_strategy.sweeping.rows import row_of
 from hybrid_strategy.sweeping.screen import skipped_lines, summary, table
 from hybrid_strategy.sweeping.session import Session
 from hybrid_strategy.sweeping.slurm import commands
-from hybrid_strategy.sweeping.slurm.script import BATCH_LOG
+from hybrid_strategy.sweeping.slurm.script import BATCH_LOG, SCRIPT_FILE
 from hybrid_strategy.sweeping.slurm.watching import Watcher
 from hybrid_strategy.sweeping.wandb_report import log_report
 
@@ -43,6 +43,7 @@ _ENDING_SECONDS = 20.0
 def run(arguments: Sequence[str]) -> int:
     """The sub-command."""
     given = _parser().parse_args(list(arguments))
+    _check_used(given)
     book = open_book(folder_of(given.name, given.output_dir))
     _refresh(book)
     code: int = VERBS[given.verb](book, given)
@@ -61,8 +62,22 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("point", nargs="?", metavar="POINT", help="logs, cancel: only this point")
     made.add_argument("--output-dir", default="outputs", metavar="FOLDER", help="where sweeps are looked for (outputs)")
     made.add_argument("--json", action="store_true", help="status: as JSON")
-    made.add_argument("--lines", type=int, default=_LINES, metavar="N", help=f"logs: the last N lines ({_LINES})")
+    made.add_argument("--lines", type=int, metavar="N", help=f"logs: the last N lines ({_LINES})")
     return made
+
+
+def _check_used(given: argparse.Namespace) -> None:
+    """Refuses what this verb would ignore."""
+    for key, value, verbs in (
+        ("POINT", given.point, ("logs", "cancel")),
+        ("--json", given.json or None, ("status",)),
+        ("--lines", given.lines, ("logs",)),
+    ):
+        if value is not None and given.verb not in verbs:
+            rule, advice = f"{given.verb} has no use for it", f"Leave it out, or use {' or '.join(verbs)}"
+            raise ConfigError(message(key, value, rule, "", advice))
+    if given.lines is not None and given.lines < 1:
+        raise ConfigError(message("--lines", given.lines, "it must be 1 or more", "", f"Set {_LINES}"))
 
 
 def folder_of(name: str, output_dir: str) -> Path:
@@ -106,7 +121,7 @@ def logs(book: Book, given: argparse.Namespace) -> int:
         path = _log_of(point)
         print(f"==> {path}")
         text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else "(nothing yet)"
-        print("\n".join(text.splitlines()[-given.lines :]))
+        print("\n".join(text.splitlines()[-(given.lines or _LINES) :]))
     return 0
 
 
@@ -120,7 +135,7 @@ def _log_of(point: Point) -> Path:
     for path in (log_path(folder / "logs", rank), folder / BATCH_LOG, folder / "output.log"):
         if path.exists():
             return path
-    return folder / BATCH_LOG
+    return folder / (BATCH_LOG if (folder / SCRIPT_FILE).exists() else "output.log")
 
 
 def cancel(book: Book, given: argparse.Namespace) -> int:
