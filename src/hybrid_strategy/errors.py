@@ -14,6 +14,7 @@ HybridError
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -50,6 +51,22 @@ class NoLayoutFitsError(HybridError):
 
 class RunError(HybridError):
     """Something failed while running."""
+
+
+def of_file_system(error: OSError, where: str = "") -> RunError:
+    """What a full, read-only or closed file system says, for people; whatever else it is, a fault that is ours, is raised again.
+
+    Args:
+        where: a file or folder, for errors that do not name theirs.
+
+    Raises:
+        OSError: it is none of these.
+    """
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE):
+        raise error
+    return RunError(
+        f"{error.filename or where or 'a file'}: {error.strerror}. Make room, permit writing there, or set paths.output_dir."
+    )
 
 
 class ParityError(RunError):

@@ -112,7 +112,8 @@ def test_each_point_gets_the_nodes_of_its_layout_and_ends_with_its_true_cause(sw
     assert "raise ValueError" in failed["traceback"]
     assert failed["reason"] in said
     at = float(failed["reason"].rpartition(" ")[2])
-    assert sweep.read("nodes2", "state.json")["ended"] - at < 30
+    assert sweep.read("nodes2", "state.json")["ended"] - at < 10
+    assert "\x1b" not in (sweep.points / "nodes1/slurm/batch.log").read_text(), "a log is no terminal"
     assert not _slurm("squeue", "--noheader", "--me", "--states=running,pending")
     assert not list(sweep.folder.rglob("*.partial"))
     for name in ("results.csv", "results.json", "report.html"):
@@ -237,3 +238,17 @@ def test_a_dry_run_prints_the_scripts_and_what_slurm_refuses_is_one_clear_error(
     assert code == 2
     assert "Slurm refuses the job, nothing was submitted" in text
     assert "partition" in text
+
+
+def test_submitit_within_the_limits_that_are_documented(sweep: Sweep):
+    """The command of `slurm/README.md`: a job on one node for each point, which starts its ranks there itself."""
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="pip install 'hybrid-strategy[submitit]'")
+    own = [each for each in _BASE if "hydra" not in each]
+    launcher = [f"hydra.launcher.{each}" for each in ("nodes=1", "tasks_per_node=1", "timeout_min=5")]
+    given = ("hydra/launcher=submitit_slurm", *launcher, "strategy=dp2", "trainer.max_steps=5", "model.kind=good,raise")
+    code, text = sweep.run("train", "-m", *own, *given)
+    assert code == 5, text
+    assert text.count("ValueError: made to fail") == 1
+    results = [json.loads(path.read_text()) for path in sweep.points.glob("*/result.json")]
+    assert [each["steps"] for each in results] == [5]
+    assert [len(each["ranks"]) for each in results] == [2]

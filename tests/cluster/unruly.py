@@ -12,13 +12,15 @@ from torch.utils.data import DataLoader
 
 
 class Unruly(pl.LightningModule):
-    """`kind`: `good`, `raise`, `memory`, `die`, `slow`; it happens on rank `rank` at step `at`."""
+    """`kind`: `good`, `raise`, `memory`, `die`, `slow`, on rank `rank` at step `at`; `early` raises when the module is made."""
 
     def __init__(self, kind: str = "good", rank: int = 1, at: int = 2, step_seconds: float = 0.0, text: str = "") -> None:
         super().__init__()
         torch.set_num_threads(1)
         self.model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
         self.kind, self.rank, self.at, self.step_seconds, self.text = kind, rank, at, step_seconds, text
+        if kind == "early" and int(os.environ.get("RANK") or os.environ["SLURM_PROCID"]) == rank:
+            _fail()
 
     def on_fit_start(self) -> None:
         print(f"text is {self.text!r}", flush=True)  # noqa: T201
@@ -28,7 +30,7 @@ class Unruly(pl.LightningModule):
         if self.global_rank != self.rank or self.global_step < self.at:
             return
         if self.kind == "raise":
-            raise ValueError(f"made to fail at {time.time():.3f}")
+            _fail()
         if self.kind == "memory":
             torch.empty(2**50, dtype=torch.uint8)
         if self.kind == "die":
@@ -43,6 +45,12 @@ class Unruly(pl.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=1e-2)
+
+
+def _fail() -> None:
+    words = f"made to fail at {time.time():.3f}"
+    print(words, flush=True)  # noqa: T201
+    raise ValueError(words)
 
 
 class UnrulyData(pl.LightningDataModule):

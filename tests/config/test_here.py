@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hybrid_strategy.cli.main import main
+from hybrid_strategy.config import here as here_module
 from hybrid_strategy.config.compose import Source, run_config
 from hybrid_strategy.config.here import check_folders, check_here, check_unused
 from hybrid_strategy.config.named_target import check_target
@@ -41,6 +42,7 @@ OTHERS = {
     "lazy.py": "def __getattr__(name): ...",
     "package/__init__.py": "",
     "package/inner.py": "class Mine: ...",
+    "without/any/init_file.py": "class Mine: ...",
 }
 CPU = World(1, 1, "cpu")
 
@@ -48,7 +50,7 @@ CPU = World(1, 1, "cpu")
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, text in {"mine_of_a_user.py": MODULE, **OTHERS}.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -65,7 +67,7 @@ def _refusal(*overrides: str, world: World | None = None) -> str:
     "target",
     [
         *(f"mine_of_a_user.{name}" for name in ("Mine", "make", "Chosen", "read", "os.path.join", "Mine.of_its_own")),
-        *("dynamic.Mine", "star.Mine", "lazy.Mine", "package.inner.Mine"),
+        *("dynamic.Mine", "star.Mine", "lazy.Mine", "package.inner.Mine", "without.any.init_file.Mine"),
         *("torch.nn.Linear", "os.path.join", "builtins.dict", "json.JSONDecoder", "math.sqrt", "email.message.Message"),
         "lightning.pytorch.callbacks.Timer",
     ],
@@ -84,6 +86,7 @@ def test_what_can_be_found_passes(target: str, here: Path) -> None:
         ("mine_of_a_user.hidden", "there is no hidden in"),
         ("package.inner.mine", "there is no mine in {here}/package/inner.py. Did you mean 'Mine'?"),
         ("package.iner.Mine", "there is no iner in {here}/package/__init__.py"),
+        ("without.any.init_file.mine", "there is no mine in {here}/without/any/init_file.py"),
         ("package.inner", "it is a module, and a class is wanted. Set package.inner.<class>."),
         ("broken.Mine", "its module cannot be read. {here}/broken.py: invalid syntax"),
         *((name, "it must be module.Class of a module") for name in ("Mine", "", ".", "no.such.Module", "a..b", "mine-x.Mine")),
@@ -204,3 +207,15 @@ def test_commands_that_build_the_model_here_find_it_in_this_folder(
     own = ["model=own", "model._target_=found_in_the_folder.Mine", "data=own", "data._target_=json.X", "data.batch_size=4"]
     assert main(["plan", *own]) == 0
     assert "Mine has 16 parameters" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("logger", ["tensorboard", "mlflow"])
+def test_a_logger_without_its_package_is_refused_with_what_to_install(logger: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = here_module._PACKAGES
+    monkeypatch.setattr(here_module, "_PACKAGES", dict.fromkeys(found, ("no_such_package",)))
+    text = _refusal(f"logger={logger}", "strategy=single", world=CPU)
+    assert text.startswith(f"logger.{logger} is ")
+    assert "it needs the package no_such_package" in text
+    assert "pip install no_such_package" in text
+    monkeypatch.setattr(here_module, "_PACKAGES", dict.fromkeys(found, ("no_such_package", "json")))
+    check_here(run_config(Source(("model=llama_tiny", f"logger={logger}", "strategy=single"))), CPU)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,10 +17,12 @@ import pytest
 from rich.console import Console
 
 from hybrid_strategy.cli.arguments import Arguments
+from hybrid_strategy.cli.main import main
 from hybrid_strategy.cli.multirun import run_sweep
 from hybrid_strategy.config.compose import Source
-from hybrid_strategy.errors import ConfigError
+from hybrid_strategy.errors import ConfigError, RunError
 from hybrid_strategy.sweeping.attempts import read_state
+from hybrid_strategy.sweeping.launchers import RUNNERS
 from hybrid_strategy.sweeping.metrics import read_rows
 from hybrid_strategy.sweeping.session import Session
 from tests.sweeping import fake_point as fake
@@ -135,6 +139,15 @@ def test_a_sweep_without_a_valid_point_starts_nothing(monkeypatch):
     assert not Path("outputs").exists()
 
 
+def test_what_this_machine_cannot_run_is_skipped_with_its_reason(monkeypatch):
+    code, text = _sweep(monkeypatch, "strategy=single,hybrid", "cluster.num_nodes=1,2", "cluster.devices=1")
+    assert code == 0
+    assert text.count("it needs 2 nodes, and the local launcher starts the processes of one. Set hydra/launcher=slurm.") == 1
+    code, text = _sweep(monkeypatch, "strategy.data_parallel_size=2,5000", "data.global_batch_size=10000", "name=many")
+    assert code == 0
+    assert "so many processes on one machine would stop it" in text
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -144,6 +157,8 @@ def test_a_sweep_without_a_valid_point_starts_nothing(monkeypatch):
         "trainer.max_steps=a,b",
         "optimizer.name=adamw,adamq",
         "strategy.sharding=zero1,zero9",
+        "model._target_=no_such_module.Model",
+        "strategy.initial_weights=nowhere,here",
     ],
 )
 def test_a_typo_in_any_value_stops_the_sweep_before_it_starts(monkeypatch, wrong):
@@ -185,8 +200,9 @@ def test_runs_are_named_grouped_and_tagged_by_point(monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_running(tmp_path, number):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_running(tmp_path, number, capsys):
+    """Ctrl-C, `hybrid sweep cancel` from another shell, and what leaves no time for anything."""
     code = (
         "import sys; from tests.sweeping.test_local import BASE, FAKE; from hybrid_strategy.cli import multirun\n"
         "made = multirun.Session\n"
@@ -199,12 +215,80 @@ def test_nothing_is_left_running(tmp_path, number):
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (pid.exists() and pid.read_text()):
         time.sleep(0.05)
-    parent.send_signal(number)
-    assert parent.wait(timeout=15) == (130 if number == signal.SIGINT else -signal.SIGKILL)
+    if number == signal.SIGTERM:
+        assert main(["sweep", "resume", "s"]) == 2
+        assert f"Process {parent.pid} on" in capsys.readouterr().err
+        assert main(["sweep", "cancel", "s"]) == 0
+        assert f"1 cancelled: process {parent.pid} was told to end" in capsys.readouterr().out
+    else:
+        parent.send_signal(number)
+    assert parent.wait(timeout=15) == (-signal.SIGKILL if number == signal.SIGKILL else 130)
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline and Path(f"/proc/{pid.read_text()}").exists():
         time.sleep(0.05)
     assert not Path(f"/proc/{pid.read_text()}").exists()
-    if number == signal.SIGINT:
+    if number != signal.SIGKILL:
         assert read_state(pid.parent).state == "pending"
         assert not (tmp_path / "outputs/sweeps/s/.lock").exists()
+    assert main(["sweep", "cancel", "s"]) == 0
+    assert "nothing of it is running" in capsys.readouterr().out
+
+
+def test_a_sweep_that_was_moved_and_lost_a_folder_goes_on_where_it_is(monkeypatch, tmp_path, capsys):
+    """Checkpoints and logs of a point that goes on lie in its folder, wherever that is now; what is gone is told of."""
+    _sweep(monkeypatch, f"seed={fake.OK},{fake.SAVES},{fake.RAISES}")
+    (tmp_path / "elsewhere").mkdir()
+    there = (tmp_path / "outputs/sweeps/s").rename(tmp_path / "elsewhere/moved")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+    def session(console: Console, command: str, single: bool, target: str, entry: tuple[str, ...]) -> Session:
+        return Session(console, command, single, target, FAKE)
+
+    monkeypatch.setattr("hybrid_strategy.cli.sweep.Session", session)
+    assert main(["sweep", "resume", "moved"]) == 5
+    text = (there / f"seed-{fake.SAVES}/config.yaml").read_text()
+    assert f"run_dir: {there}/seed-{fake.SAVES}\n" in text
+    assert f"resume: {there}/seed-{fake.SAVES}/checkpoints/preempted-step000007.ckpt" in text
+    assert not (tmp_path / "outputs/sweeps/s").exists()
+    assert Path.cwd() == tmp_path, "modules and files are found where the sweep was started"
+
+    capsys.readouterr()
+    for wrong in (
+        ["resume", "POINT"],
+        ["status", "POINT"],
+        ["logs", "--json"],
+        ["report", "--lines", "3"],
+        ["logs", "--lines", "0"],
+    ):
+        assert main(["sweep", wrong[0], str(there), *wrong[1:]]) == 2, "what would be ignored is refused"
+    assert capsys.readouterr().err.count("has no use for it") == 4
+    shutil.rmtree(there / f"seed-{fake.OK}")
+    (there / f"seed-{fake.RAISES}/point.json").write_text("{}")
+    capsys.readouterr()
+    assert main(["sweep", "status", str(there)]) == 5
+    assert capsys.readouterr().out.count("its folder is not there any more, or not whole") == 2
+    (there / "sweep.json").write_text("{")
+    assert main(["sweep", "status", str(there)]) == 2
+    assert "sweep.json cannot be read" in capsys.readouterr().err
+
+
+class _Full:
+    """A runner on a disk that fills up."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def alive(self, point: object) -> bool:
+        return False
+
+    def run(self, points: object, tick: object) -> None:
+        raise OSError(self._number, os.strerror(self._number))
+
+
+def test_a_full_disk_is_one_line_and_a_fault_of_ours_is_none(monkeypatch):
+    monkeypatch.setitem(RUNNERS, "local", lambda *_: _Full(errno.ENOSPC))
+    with pytest.raises(RunError, match=r"outputs/sweeps/s: No space left on device\. Make room"):
+        _sweep(monkeypatch, "seed=100,108")
+    monkeypatch.setitem(RUNNERS, "local", lambda *_: _Full(errno.ENOENT))
+    code, _ = _sweep(monkeypatch, "seed=100,108")
+    assert code != 0

@@ -37,9 +37,9 @@ def test_what_the_layout_needs_and_what_the_site_asks_for() -> None:
     for option in ("--qos=long", "--exclusive", "--exclude=node[1-2]", '--comment="two words"', "--requeue", "--signal=USR1@120"):
         assert option in asked
     assert not [each for each in asked if "nice" in each]
-    assert lines.index("module load cuda") < next(n for n, line in enumerate(lines) if line.startswith("srun"))
+    assert lines.index("module load cuda") < next(n for n, line in enumerate(lines) if " srun " in line)
     assert "export NCCL_DEBUG='INFO $x'" in lines
-    (started,) = [line for line in lines if line.startswith("srun")]
+    (started,) = [line for line in lines if " srun " in line]
     assert "--kill-on-bad-exit=1" in started
     assert "--container-image=image.sqsh '--mpi=none x'" in started
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import io
+import shlex
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from hybrid_strategy.cli.arguments import Arguments
-from hybrid_strategy.cli.multirun import run_sweep
+from hybrid_strategy.cli.arguments import Arguments, parse, parser
+from hybrid_strategy.cli.multirun import is_sweep, run_sweep
 from hybrid_strategy.config.compose import Source
 from hybrid_strategy.config.folders import shipped_folder
-from hybrid_strategy.sweeping.points import Point
+from hybrid_strategy.sweeping.launchers import RUNNERS
+from hybrid_strategy.sweeping.points import Point, command_of
+from hybrid_strategy.sweeping.prepare import prepare_alone
 from hybrid_strategy.sweeping.session import Session
 
 SWEEPS = sorted(path.stem for path in shipped_folder("sweeps").glob("*.yaml"))
@@ -37,17 +40,15 @@ class _Nothing:
 def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Points by name, as they would be run, and what is printed above the table."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(
-        __import__("hybrid_strategy.sweeping.launchers", fromlist=["RUNNERS"]).RUNNERS, "local", lambda *_: _Nothing()
-    )
+    for launcher in RUNNERS:
+        monkeypatch.setitem(RUNNERS, launcher, lambda *_: _Nothing())
+    kept: list[Session] = []
 
     def session(_: Console, *arguments: object) -> Session:
         kept.append(Session(Console(file=io.StringIO(), width=200), *arguments))  # type: ignore[arg-type]
         return kept[-1]
 
     monkeypatch.setattr("hybrid_strategy.cli.multirun.Session", session)
-
-    kept: list[Session] = []
 
     def made(*overrides: str) -> tuple[dict[str, Point], str]:
         if overrides not in _made:
@@ -56,6 +57,7 @@ def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         session = _made[overrides]
         return {point.name: point for point in session.points}, session.console.file.getvalue()  # type: ignore[attr-defined]
 
+    made.session = lambda: kept[-1]  # type: ignore[attr-defined]
     return made
 
 
@@ -91,7 +93,11 @@ def test_parallel_sizes_are_the_layouts_of_the_world(points):
 
 def test_parallel_sizes_of_a_described_cluster_are_pruned_and_the_best_taken(points):
     cluster = ("sweeps=parallel_sizes", "cluster=h100_sxm", "cluster.num_nodes=2", "model=llama3_8b", "data.global_batch_size=64")
-    cluster += ("strategy.tensor_parallel_size=1,8", "strategy.pipeline_parallel_size=1,2")  # composing a point takes its time
+    cluster += (
+        "hydra/launcher=slurm",
+        "strategy.tensor_parallel_size=1,8",
+        "strategy.pipeline_parallel_size=1,2",
+    )  # composing a point takes its time
     everything, _ = points(*cluster, "hydra.sweeper.prune=false")
     found, text = points(*cluster, "strategy.activation_checkpoint=full")
     assert 0 < len(found) < len(everything)
@@ -123,7 +129,70 @@ def test_a_point_of_a_sweep_can_be_overridden(points):
 
 
 def test_scaling_takes_the_nodes_that_its_ranks_need(points):
-    cluster = ("cluster=h100_sxm", "strategy.data_parallel_size=1,4,8,32", "data.global_batch_size=64")
+    cluster = ("hydra/launcher=slurm", "cluster=h100_sxm", "strategy.data_parallel_size=1,4,8,32", "data.global_batch_size=64")
     found, _ = points("sweeps=scaling", *cluster)
     shapes = [(point.resources.nodes, point.resources.tasks_per_node) for point in found.values()]
     assert shapes == [(1, 1), (1, 4), (1, 8), (4, 8)]
+
+
+MINE = """# @package _global_
+defaults:
+  - override /hydra/sweeper: grid
+name: mine
+trainer: {max_steps: 7}
+hydra:
+  launcher: {time: 9}
+  sweeper:
+    params: {seed: '3,4'}
+    points:
+      - {strategy.data_parallel_size: 2, hydra.launcher.time: 5}
+      - {strategy.tensor_parallel_size: 2}
+      - {optimizer.weight_decay: 0.2}
+"""
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("-m", "strategy=dp2,tp2", "seed=3", "tags=[a b]", "hydra.launcher.time=3"),
+        ("-m", "--config-dir", "my own", "model=mine", "seed=3,4"),
+        ("-m", "--config-dir", "my own", "sweeps=mine"),
+        ("-m", "--config-name", "mine", "--config-dir", "my own", "seed=3,4"),
+        ("-m", "hydra/launcher=slurm", "cluster.num_nodes=1,2", "cluster.devices=2", "hydra.launcher.account=me"),
+        ("sweeps=parallel_sizes", "cluster.devices=2"),
+        ("sweeps=learning_rate_scaling", "optimizer.learning_rate=1e-3"),
+    ],
+    ids=lambda given: " ".join(given),
+)
+def test_the_command_of_a_point_runs_that_point_and_no_other(points, given):
+    """What is printed for the best point and stands in the report: it is the same run, wherever it is typed."""
+    folder = Path("my own")
+    for group, name, text in (
+        ("sweeps", "mine", MINE),
+        ("model", "mine", "defaults: [llama_tiny]\nnum_layers: 3\n"),
+        (".", "mine", "defaults: [train, _self_]\noptimizer: {weight_decay: 0.3}\n"),
+    ):
+        (folder / group).mkdir(parents=True, exist_ok=True)
+        (folder / group / f"{name}.yaml").write_text(text)
+
+    def parsed(words: tuple[str, ...]) -> Arguments:
+        made = parser("train", "")
+        made.add_argument("--multirun", "-m", action="store_true")
+        return parse(made, words)
+
+    start = () if any(word.startswith("model=") for word in given) else TINY
+    run_sweep(parsed((*given, *start, "trainer.accelerator=cpu")), lambda config, folder: None, "x:y")
+    session = points.session()
+    found = list(session.points)
+    assert len(found) > 1
+    for point in (found[0], found[-1]):
+        words = shlex.split(command_of(point, session.command))
+        assert words[:2] == ["hybrid", "train"]
+        again = parsed(tuple(words[2:]))
+        if is_sweep(again):
+            run_sweep(again, lambda config, folder: None, "x:y")
+            (alone,) = points.session().points
+        else:
+            alone = prepare_alone(again.source, Path("alone").absolute(), Session(Console(), single=True)).point
+        assert alone.digest == point.digest
+        assert alone.launcher.get("account") == point.launcher.get("account")

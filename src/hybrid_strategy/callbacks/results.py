@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any
 
 import lightning.pytorch as pl
@@ -12,7 +13,8 @@ _NAMES = ("val/loss", "val_loss", "validation/loss", "valid/loss", "loss/val")
 
 
 class RunResults(pl.Callback):
-    """Keeps the validation losses. The one before training is that of the sanity check, logged at step 0."""
+    """Keeps the validation losses, in checkpoints too: the results of a run that goes on are those of all of it. The one before
+    training is that of the sanity check, logged at step 0."""
 
     def __init__(self) -> None:
         self.validation: list[tuple[int, float]] = []
@@ -29,6 +31,13 @@ class RunResults(pl.Callback):
             for logger in trainer.loggers:
                 logger.log_metrics({self.metric: value}, step=trainer.global_step)
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"metric": self.metric, "validation": [list(each) for each in self.validation]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.metric = state_dict["metric"]
+        self.validation = [(int(step), float(value)) for step, value in state_dict["validation"]]
+
     def stale(self, trainer: pl.Trainer) -> bool:
         """Has the model been trained on since it was last validated?"""
         return bool(self.validation) and self.validation[-1][0] != trainer.global_step
@@ -44,8 +53,13 @@ class RunResults(pl.Callback):
             "validation_metric": self.metric,
             "first_validation_loss": losses[0] if losses else None,
             "last_validation_loss": losses[-1] if losses else None,
-            "best_validation_loss": min(losses) if losses else None,
+            "best_validation_loss": _best(losses),
             "tokens_per_second": speed,
             "checkpoint": checkpoint or None,
             "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
         }
+
+
+def _best(losses: list[float]) -> float | None:
+    """The least of those that are finite; where none is the last one; None where there is none at all."""
+    return min(filter(isfinite, losses), default=losses[-1] if losses else None)

@@ -6,6 +6,7 @@ import resource
 import socket
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,8 @@ class RunStatus(pl.Callback):
             "seconds_left": elapsed / done * (total - trainer.global_step) if finite and done > 0 else None,
             "time": time.time(),
         }
-        write_json(self._path, values)
+        with suppress(OSError):  # training does not end because nobody can look at it for a while
+            write_json(self._path, values)
 
     def _mine(self, trainer: pl.Trainer) -> dict[str, Any]:
         values: dict[str, Any] = {"rank": trainer.global_rank, "host": socket.gethostname()}

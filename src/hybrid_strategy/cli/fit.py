@@ -7,27 +7,30 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
+from lightning.pytorch.loggers import TensorBoardLogger
 
 from hybrid_strategy.callbacks.beside import ForecastBesideMeasured
 from hybrid_strategy.callbacks.progress import PrepareProgress
 from hybrid_strategy.callbacks.results import RunResults
-from hybrid_strategy.callbacks.status import RunStatus
+from hybrid_strategy.callbacks.status import STATUS_FILE, RunStatus
 from hybrid_strategy.checkpoint.verify import read_meta
 from hybrid_strategy.config.build import build_all, build_data, build_module, build_trainer
 from hybrid_strategy.config.forecasting import doubt_of, expected, forecast_of
 from hybrid_strategy.config.plan import RunPlan, plan_of
 from hybrid_strategy.config.settings import RunConfig
-from hybrid_strategy.config.storage import PREEMPTED_FILE, RESULT_FILE, as_values, read_config
-from hybrid_strategy.config.targets import WandbSettings
+from hybrid_strategy.config.storage import PREEMPTED_FILE, RESULT_FILE, as_values, read_config, yaml_of
+from hybrid_strategy.config.targets import BY_TARGET, CsvSettings, TensorBoardSettings, WandbSettings
 from hybrid_strategy.errors import ConfigError
-from hybrid_strategy.files import write_json
+from hybrid_strategy.files import read_json, write_json
 from hybrid_strategy.modules.text_data import TextDataModule
+from hybrid_strategy.reporting.mlflow_run import MlflowRunLogger
 from hybrid_strategy.reporting.noise import keep_terminal_clear
 from hybrid_strategy.reporting.wandb_run import WandbRunLogger
 from hybrid_strategy.reporting.wandb_tables import environment, plan_tables, rank_table, summary_of
@@ -57,7 +60,7 @@ def fit(run_dir: Path) -> None:
     _set_up_torch(config)
     pl.seed_everything(config.seed, workers=True, verbose=False)
     callbacks, results = _allowed(config, list(build_all(config.callbacks, "callbacks").values())), RunResults()
-    loggers = build_all(with_run_id(config), "logger")
+    loggers = build_all(logger_settings(config), "logger")
     try:
         beside = ForecastBesideMeasured(expected(config, planned), doubt_of(config, planned))
         trainer = build_trainer(config, planned, [results, status, beside, *callbacks], list(loggers.values()))
@@ -72,24 +75,27 @@ def fit(run_dir: Path) -> None:
         if results.stale(trainer):
             trainer.validate(module, datamodule=data, verbose=False)
         if _is_first():
-            _write_result(
-                run_dir,
-                {"seconds": seconds, **results.summary(trainer), **status.summary(), **beside.summary()},
-                list(loggers.values()),
-            )
+            found = {"seconds": seconds, **results.summary(trainer), **status.summary(), **beside.summary()}
+            _write_result(run_dir, _with_earlier(found, run_dir), list(loggers.values()))
     finally:
         for logger in loggers.values():
             if isinstance(logger, WandbRunLogger):
                 logger.finish()
 
 
-def with_run_id(config: RunConfig) -> dict[str, Any]:
-    """The loggers' settings; a run that goes on from a checkpoint goes on with the W&B run that wrote it."""
+def logger_settings(config: RunConfig) -> dict[str, Any]:
+    """The loggers' settings: files are in the run folder where nothing else is said; a run that goes on from a checkpoint goes
+    on with the W&B run that wrote it."""
     known = read_meta(Path(config.resume)).get(WANDB_ID) if config.resume else None
     found = dict(config.logger)
     for name, values in found.items():
-        if known is not None and values is not None and values.get("_target_") == WandbSettings._target_ and values["id"] is None:
+        if values is None:
+            continue
+        kind = BY_TARGET.get(str(values.get("_target_")))
+        if kind is WandbSettings and known is not None and values["id"] is None:
             found[name] = {**values, "id": known}
+        if kind in (CsvSettings, TensorBoardSettings) and values["save_dir"] is None:
+            found[name] = {**values, "save_dir": config.paths.run_dir}
     return found
 
 
@@ -124,12 +130,22 @@ def _set_up_torch(config: RunConfig) -> None:
 
 
 def _log_configuration(loggers: list[Any], config: RunConfig, planned: RunPlan) -> None:
-    for logger in loggers:
-        if isinstance(logger, WandbRunLogger) and _is_first():
+    for logger in loggers if _is_first() else []:
+        if isinstance(logger, (WandbRunLogger, MlflowRunLogger)):
             logger.log_hyperparams({**as_values(config), "plan": planned.to_dict(), "env": environment()})
+        if isinstance(logger, WandbRunLogger):
             found = forecast_of(config, planned)
             for table in plan_tables(planned.plan, found.ledger if found else None):
                 logger.log_rows(table.name, table.columns, table.rows)
+        if isinstance(logger, TensorBoardLogger):  # a text, of which Markdown leaves lines that are indented as they are
+            logger.experiment.add_text("config", indent(yaml_of(config), "    "))
+
+
+def _with_earlier(summary: dict[str, Any], run_dir: Path) -> dict[str, Any]:
+    """A run that went on at its last step has measured nothing: what the attempt before it had reached stands."""
+    earlier = read_json(run_dir / STATUS_FILE) or {}
+    names = ("tokens_per_second", "peak_memory_bytes")
+    return summary | {name: earlier.get(name) for name in names if summary[name] is None}
 
 
 def _write_result(run_dir: Path, summary: dict[str, Any], loggers: list[Any]) -> None:

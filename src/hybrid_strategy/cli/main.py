@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from hybrid_strategy.errors import HybridError, did_you_mean, message
+from hybrid_strategy.errors import HybridError, RunError, did_you_mean, message, of_file_system
 
 COMMANDS = {
     "train": "train a model under the layout of the configuration",
@@ -87,6 +87,9 @@ def _run(name: str, arguments: list[str]) -> int:
     except HybridError as error:
         print(error, file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        print(of_file_system(error), file=sys.stderr)
+        return RunError.exit_code
     except KeyboardInterrupt:
         print("\nstopped by Ctrl-C", file=sys.stderr)
         return 130

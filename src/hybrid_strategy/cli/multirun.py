@@ -76,7 +76,7 @@ def _first_point(given: Arguments) -> Source:
 def close(session: Session) -> int:
     """Prints what came of the sweep and returns the exit code."""
     assert session.folder is not None  # known where there are points
-    book = Book(session.folder, tuple(session.points), tuple(session.skipped), {})
+    book = Book(session.folder, tuple(session.points), tuple(session.skipped), {"command": session.command})
     rows = [row_of(each) for each in session.points]
     problem = "" if session.detached or session.single else log_report(book)
     if problem:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
+import socket
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from hybrid_strategy.cli.hydra_app import SWEEP_FAILED
 from hybrid_strategy.cli.multirun import close, sweep_code
 from hybrid_strategy.config.folders import name_folder
 from hybrid_strategy.errors import ConfigError, did_you_mean, message
@@ -15,10 +20,10 @@ from hybrid_strategy.launch.job import log_path
 from hybrid_strategy.reporting.console import make_console
 from hybrid_strategy.sweeping import states
 from hybrid_strategy.sweeping.attempts import conclude, read_state
-from hybrid_strategy.sweeping.book import SWEEP_FILE, Book, open_book, to_run
+from hybrid_strategy.sweeping.book import LOST, SWEEP_FILE, Book, open_book, to_run
 from hybrid_strategy.sweeping.launchers import RUNNERS
 from hybrid_strategy.sweeping.launching import run_points
-from hybrid_strategy.sweeping.lock import locked
+from hybrid_strategy.sweeping.lock import holder, locked
 from hybrid_strategy.sweeping.points import Point
 from hybrid_strategy.sweeping.report.page import REPORT_FILE
 from hybrid_strategy.sweeping.results import CSV_FILE, JSON_FILE, result_rows, write_results
@@ -26,20 +31,23 @@ from hybrid_strategy.sweeping.rows import row_of
 from hybrid_strategy.sweeping.screen import skipped_lines, summary, table
 from hybrid_strategy.sweeping.session import Session
 from hybrid_strategy.sweeping.slurm import commands
-from hybrid_strategy.sweeping.slurm.script import BATCH_LOG
+from hybrid_strategy.sweeping.slurm.script import BATCH_LOG, SCRIPT_FILE
 from hybrid_strategy.sweeping.slurm.watching import Watcher
 from hybrid_strategy.sweeping.wandb_report import log_report
 
 _LINES = 40
+_ENDING_SECONDS = 20.0
+"""How long a command on this machine may take to save and end its points."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """The sub-command."""
     given = _parser().parse_args(list(arguments))
+    _check_used(given)
     book = open_book(folder_of(given.name, given.output_dir))
     _refresh(book)
     code: int = VERBS[given.verb](book, given)
-    return code
+    return code or (SWEEP_FAILED if any(each.kind == LOST for each in book.skipped) else 0)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -54,8 +62,22 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("point", nargs="?", metavar="POINT", help="logs, cancel: only this point")
     made.add_argument("--output-dir", default="outputs", metavar="FOLDER", help="where sweeps are looked for (outputs)")
     made.add_argument("--json", action="store_true", help="status: as JSON")
-    made.add_argument("--lines", type=int, default=_LINES, metavar="N", help=f"logs: the last N lines ({_LINES})")
+    made.add_argument("--lines", type=int, metavar="N", help=f"logs: the last N lines ({_LINES})")
     return made
+
+
+def _check_used(given: argparse.Namespace) -> None:
+    """Refuses what this verb would ignore."""
+    for key, value, verbs in (
+        ("POINT", given.point, ("logs", "cancel")),
+        ("--json", given.json or None, ("status",)),
+        ("--lines", given.lines, ("logs",)),
+    ):
+        if value is not None and given.verb not in verbs:
+            rule, advice = f"{given.verb} has no use for it", f"Leave it out, or use {' or '.join(verbs)}"
+            raise ConfigError(message(key, value, rule, "", advice))
+    if given.lines is not None and given.lines < 1:
+        raise ConfigError(message("--lines", given.lines, "it must be 1 or more", "", f"Set {_LINES}"))
 
 
 def folder_of(name: str, output_dir: str) -> Path:
@@ -99,7 +121,7 @@ def logs(book: Book, given: argparse.Namespace) -> int:
         path = _log_of(point)
         print(f"==> {path}")
         text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else "(nothing yet)"
-        print("\n".join(text.splitlines()[-given.lines :]))
+        print("\n".join(text.splitlines()[-(given.lines or _LINES) :]))
     return 0
 
 
@@ -113,11 +135,13 @@ def _log_of(point: Point) -> Path:
     for path in (log_path(folder / "logs", rank), folder / BATCH_LOG, folder / "output.log"):
         if path.exists():
             return path
-    return folder / BATCH_LOG
+    return folder / (BATCH_LOG if (folder / SCRIPT_FILE).exists() else "output.log")
 
 
 def cancel(book: Book, given: argparse.Namespace) -> int:
-    """Ends the jobs of a sweep, or of one point."""
+    """Ends the jobs of a sweep, or of one point; on this machine the command that runs the points."""
+    if book.settings.get("launcher") == "local":
+        return _cancel_here(book, given)
     alive = [point for point in _chosen(book, given.point) if read_state(point.folder).job and not _ended(point)]
     commands.cancel([read_state(point.folder).job for point in alive])
     for point in alive:
@@ -127,9 +151,35 @@ def cancel(book: Book, given: argparse.Namespace) -> int:
     return 0
 
 
+def _cancel_here(book: Book, given: argparse.Namespace) -> int:
+    """The points of the local launcher are the children of one command: told to end, it saves and ends them."""
+    found = holder(book.folder)
+    if found is None:
+        print("0 cancelled: nothing of it is running")
+        return 0
+    host, pid = found
+    if given.point is not None:
+        rule = "points on one machine are ended together with the command that runs them"
+        raise ConfigError(message("POINT", given.point, rule, f"That is process {pid}", "Leave it out"))
+    if host != socket.gethostname() or not pid:
+        raise ConfigError(
+            message("NAME", book.name, "it is run on another machine", f"Process {pid} of {host}", "Cancel it there")
+        )
+    running = sum(read_state(point.folder).state == states.RUNNING for point in book.points)
+    os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + _ENDING_SECONDS
+    while holder(book.folder) is not None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    print(f"{running} cancelled: process {pid} was told to end; `hybrid sweep resume {book.folder}` goes on")
+    return 0
+
+
 def resume(book: Book, given: argparse.Namespace) -> int:
-    """Runs what is missing or did not end well, as the sweep was started."""
+    """Runs what is missing or did not end well, as the sweep was started: where modules and files were found, too."""
     settings = book.settings
+    started_in = settings.get("folder")
+    if started_in is not None and os.path.isdir(str(started_in)):
+        os.chdir(str(started_in))
     entry = (sys.executable, "-m", "hybrid_strategy.cli.point")
     session = Session(
         make_console(), str(settings.get("command", "")), bool(settings.get("single")), str(settings["target"]), entry

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, read_write
@@ -45,18 +47,26 @@ def compose(source: Source) -> DictConfig:
     """
     register()
     accepted = checked(source.overrides)
-    if source.config_dir is not None:
-        if not os.path.isdir(source.config_dir):
-            raise ConfigError(message("--config-dir", source.config_dir, "there is no such folder", "", "Set one that exists"))
-        accepted.append(f"hydra.searchpath=['file://{os.path.abspath(source.config_dir)}']")
+    if source.config_dir is not None and not os.path.isdir(source.config_dir):
+        raise ConfigError(message("--config-dir", source.config_dir, "there is no such folder", "", "Set one that exists"))
     try:
         with initialize_config_dir(str(shipped_folder("conf")), version_base=VERSION_BASE):
+            if source.config_dir is not None:
+                _search(os.path.abspath(source.config_dir))
             return hydra_compose(source.config_name, overrides=accepted, return_hydra_config=True)
     except HYDRA_ERRORS as error:
         given = dict(text.lstrip("+").partition("=")[::2] for text in source.overrides)
         raise explained(error, given=given) from error
     finally:
         GlobalHydra.instance().clear()
+
+
+def _search(folder: str) -> None:
+    """The folder's place is the one that Hydra's own command line gives it; `hydra.searchpath` would hide its primary files."""
+    loader: Any = GlobalHydra.instance().config_loader()
+    places = loader.get_search_path()
+    places.prepend(provider="command-line", path=f"file://{folder}", anchor=SearchPathQuery(provider="schema"))
+    loader.repository.initialize_sources(places)
 
 
 def run_config(source: Source) -> RunConfig:

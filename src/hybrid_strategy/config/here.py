@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from zipfile import is_zipfile
 
 from hybrid_strategy.config.named_target import check_targets
 from hybrid_strategy.config.settings import RunConfig
-from hybrid_strategy.config.targets import LANGUAGE_MODEL, TEXT_DATA
+from hybrid_strategy.config.targets import LANGUAGE_MODEL, TEXT_DATA, MlflowSettings, TensorBoardSettings
 from hybrid_strategy.config.world import World
 from hybrid_strategy.data.corpus import find_corpus
 from hybrid_strategy.errors import ConfigError, message
@@ -18,6 +21,15 @@ from hybrid_strategy.errors import ConfigError, message
 _RESULTS = ("metrics.csv", "status.json", "result.json")
 _TRIAL_BYTES = 256 * 1024
 """A run folder takes more than that before the first step."""
+
+_PACKAGES = {
+    TensorBoardSettings._target_: ("tensorboard", "tensorboardX"),
+    MlflowSettings._target_: ("mlflow",),
+    "lightning.pytorch.loggers.MLFlowLogger": ("mlflow",),
+    "lightning.pytorch.loggers.CometLogger": ("comet_ml",),
+    "lightning.pytorch.loggers.NeptuneLogger": ("neptune",),
+}
+"""Loggers that need a package, or one of several. W&B is not among them: a run goes on without it."""
 
 _FEWEST, _PER_CORE = 64, 8
 """So many processes may be started on any machine, and so many for every core: a rank without work holds 0.3 GB of memory."""
@@ -27,14 +39,24 @@ def check_here(config: RunConfig, world: World) -> None:
     """Refuses what every rank would refuse, or what would end this machine, before any is started.
 
     Raises:
-        ConfigError: a class or file that is not there, a folder that cannot be written, a backend or a number of processes that
-            this machine cannot have.
+        ConfigError: a class, package or file that is not there, a backend or a number of processes that this machine cannot have.
+    """
+    check_present(config, world)
+    if many := too_many(world):
+        raise ConfigError(many)
+
+
+def check_present(config: RunConfig, world: World) -> None:
+    """Refuses what every rank would refuse, wherever it runs with the files and packages that are here.
+
+    Raises:
+        ConfigError: a class, package or file that is not there, a backend that the ranks cannot have.
     """
     check_targets(config)
+    _check_packages(config.logger)
     _check_module(config)
     _check_weights(config.strategy.initial_weights)
     _check_backend(config.strategy.process_group_backend, world.accelerator)
-    _check_processes(world)
     if config.data.get("_target_") == TEXT_DATA and config.data["files"]:
         find_corpus(config.data["files"])
 
@@ -63,6 +85,16 @@ def check_unused(run_dir: Path) -> None:
     numbers = f"{left or 'checkpoints'} is there"
     advice = "Set another folder, or resume=<this one> to go on with that run"
     raise ConfigError(message("paths.run_dir", str(run_dir), "the folder holds the results of another run", numbers, advice))
+
+
+def _check_packages(loggers: Mapping[str, Any]) -> None:
+    for name, entry in loggers.items():
+        target = str(entry["_target_"]) if isinstance(entry, Mapping) and "_target_" in entry else ""
+        packages = _PACKAGES.get(target, ())
+        if packages and not any(find_spec(each) for each in packages):
+            rule, numbers = f"it needs the package {packages[0]}", "This Python has no such package"
+            advice = f"pip install {packages[0]}, or set logger=csv"
+            raise ConfigError(message(f"logger.{name}", target, rule, numbers, advice))
 
 
 def _check_module(config: RunConfig) -> None:
@@ -105,13 +137,15 @@ def _is_built_in(name: str) -> bool:
     return bool(getattr(torch.distributed, f"is_{name}_available")())
 
 
-def _check_processes(world: World) -> None:
+def too_many(world: World) -> str:
+    """Why so many processes are more than this machine bears; empty: they are not."""
     cores = os.cpu_count() or 1
     most = max(_FEWEST, _PER_CORE * cores)
-    if world.devices > most:
-        rule = "so many processes on one machine would stop it"
-        numbers = f"It has {cores} cores, and every process takes some 0.3 GB of memory before it has any work"
-        raise ConfigError(message("cluster.devices", world.devices, rule, numbers, f"Set sizes of {most} processes or fewer"))
+    if world.devices <= most:
+        return ""
+    rule = "so many processes on one machine would stop it"
+    numbers = f"It has {cores} cores, and every process takes some 0.3 GB of memory before it has any work"
+    return message("cluster.devices", world.devices, rule, numbers, f"Set sizes of {most} processes or fewer")
 
 
 def _check_folder(key: str, given: str) -> None:

@@ -136,6 +136,16 @@ def _by_key(text: str, place: Place) -> ConfigError:
     return ConfigError(message(full_key, Shown(f"wrong{source}"), " ".join(lines) or text, "", ""))
 
 
+_PLUGINS = {
+    "submitit_": "'hybrid-strategy[submitit]'",
+    "joblib": "hydra-joblib-launcher",
+    "optuna": "hydra-optuna-sweeper",
+    "ax": "hydra-ax-sweeper",
+    "nevergrad": "hydra-nevergrad-sweeper",
+}
+"""Beginning of an option of hydra/launcher or hydra/sweeper -> what brings it."""
+
+
 def _no_such_option(error: MissingConfigException) -> ConfigError:
     group, _, option = (error.missing_cfg_file or "").removesuffix(".yaml").rpartition("/")
     if not group and option:
@@ -145,4 +155,6 @@ def _no_such_option(error: MissingConfigException) -> ConfigError:
         return ConfigError(str(error).split("\nConfig search path")[0].strip())
     known = [each for each in error.options if not each.startswith("_")]
     rule = f"there is no option of this name in the group {group}"
-    return ConfigError(message(group, option, rule, "", did_you_mean(option, known)))
+    plugin = next((name for start, name in _PLUGINS.items() if group.startswith("hydra/") and option.startswith(start)), None)
+    advice = did_you_mean(option, known) if plugin is None else f"It comes with a plug-in of Hydra: pip install {plugin}"
+    return ConfigError(message(group, option, rule, "", advice))

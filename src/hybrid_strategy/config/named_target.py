@@ -90,7 +90,8 @@ def _module(parts: list[str]) -> Module | None:
     for depth in range(1, len(parts)):
         if not spec.submodule_search_locations:
             return Module(spec, tuple(parts[depth:]))
-        below = PathFinder.find_spec(".".join(parts[: depth + 1]), list(spec.submodule_search_locations))
+        # by its last name: of a folder without __init__.py Python would look for the parent among imported modules
+        below = PathFinder.find_spec(parts[depth], list(spec.submodule_search_locations))
         if below is None:
             return Module(spec, tuple(parts[depth:]))
         spec = below

@@ -148,6 +148,37 @@ class WandbSettings:
     finish_timeout: float = 30.0
 
 
+@dataclass(frozen=True)
+class TensorBoardSettings:
+    """Lightning's TensorBoardLogger; the last three are those of its SummaryWriter. Without a save_dir: the run folder."""
+
+    _target_: str = "lightning.pytorch.loggers.TensorBoardLogger"
+    save_dir: str | None = None
+    name: str | None = ""
+    version: int | str | None = "tensorboard"
+    log_graph: bool = False
+    default_hp_metric: bool = False
+    prefix: str = ""
+    sub_dir: str | None = None
+    purge_step: int | None = None
+    max_queue: int = 10
+    flush_secs: int = 120
+
+
+@dataclass(frozen=True)
+class MlflowSettings:
+    """`hybrid_strategy.reporting.mlflow_run.MlflowRunLogger`."""
+
+    _target_: str = "hybrid_strategy.reporting.mlflow_run.MlflowRunLogger"
+    experiment_name: str = "hybrid-strategy"
+    run_name: str | None = None
+    tracking_uri: str | None = None
+    save_dir: str | None = None
+    run_dir: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    artifact_location: str | None = None
+
+
 SHIPPED: tuple[type, ...] = (
     CheckpointSettings,
     EarlyStoppingSettings,
@@ -156,6 +187,8 @@ SHIPPED: tuple[type, ...] = (
     ProgressSettings,
     CsvSettings,
     WandbSettings,
+    TensorBoardSettings,
+    MlflowSettings,
     LanguageModelSettings,
     TextDataSettings,
 )

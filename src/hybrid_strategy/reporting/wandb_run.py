@@ -20,6 +20,7 @@ from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning_utilities.core.rank_zero import rank_zero_only, rank_zero_warn
 
+from hybrid_strategy.reporting.manners import Nothing, short
 from hybrid_strategy.reporting.wandb_mode import resolve_mode
 
 _SUMMARIES = {
@@ -72,7 +73,7 @@ class WandbRunLogger(WandbLogger):
         """The W&B run; an object that takes every call and does nothing where there is none."""
         if self._experiment is None and self._problem is None:
             self._experiment = self._start()
-        return self._experiment if self._problem is None else _Nothing()
+        return self._experiment if self._problem is None else Nothing()
 
     def log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:
         self._attempt(super().log_hyperparams, params)
@@ -124,7 +125,7 @@ class WandbRunLogger(WandbLogger):
             if self._mode != "online":
                 self._give_up(error)
                 return None
-            rank_zero_warn(f"W&B cannot be reached ({_short(error)}): this run is logged offline.")
+            rank_zero_warn(f"W&B cannot be reached ({short(error)}): this run is logged offline.")
         self._mode = "offline"
         try:
             return self._init(wandb, "offline")
@@ -152,22 +153,8 @@ class WandbRunLogger(WandbLogger):
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        self._problem = _short(error)
+        self._problem = short(error)
         rank_zero_warn(f"W&B does not work ({self._problem}): the run goes on without it.")
-
-
-class _Nothing:
-    """Takes every call and attribute."""
-
-    def __getattr__(self, _: str) -> _Nothing:
-        return self
-
-    def __call__(self, *_: Any, **__: Any) -> None:
-        return None
-
-
-def _short(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _leave() -> None:

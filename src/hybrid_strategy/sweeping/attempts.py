@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hybrid_strategy.config.resume import newest_good
-from hybrid_strategy.config.storage import PREEMPTED_FILE, RESULT_FILE, read_config, write_config
+from hybrid_strategy.config.storage import PREEMPTED_FILE, RESULT_FILE, moved, read_config, write_config
 from hybrid_strategy.files import read_json, write_json
 from hybrid_strategy.sweeping import states
 from hybrid_strategy.sweeping.metrics import METRICS_FILE, merge_parts, set_aside
@@ -56,14 +56,17 @@ def begin(folder: Path, job: str = "", requeues: int = 0) -> State:
     """Makes the folder ready for one more attempt: it goes on from the newest good checkpoint there, and loses
     nothing logged."""
     before = read_state(folder)
-    for name in (RESULT_FILE, PREEMPTED_FILE, STATUS_FILE):
+    checkpoint = newest_good(folder)
+    anew = (STATUS_FILE,) if checkpoint is None else ()  # where nothing is left to do, what the last attempt reached stands
+    for name in (RESULT_FILE, PREEMPTED_FILE, *anew):
         (folder / name).unlink(missing_ok=True)
     for path in (folder / "logs").glob("rank*.error.json"):
         path.unlink(missing_ok=True)
-    checkpoint = newest_good(folder)
     if (folder / METRICS_FILE).exists():
         set_aside(folder, keep=checkpoint is not None)
     config = read_config(folder)
+    if config.paths.run_dir is not None and Path(config.paths.run_dir) != folder:  # the sweep's folder was moved
+        config = moved(config, config.paths.run_dir, str(folder))
     write_config(replace(config, resume=str(checkpoint) if checkpoint else None), folder)
     state = State(states.RUNNING, "", before.attempt + 1, time.time(), 0.0, job or before.job, requeues)
     write_state(folder, state)

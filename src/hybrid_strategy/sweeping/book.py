@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hybrid_strategy.config.storage import RESULT_FILE
+from hybrid_strategy.config.storage import CONFIG_FILE, RESULT_FILE
 from hybrid_strategy.errors import ConfigError, message
 from hybrid_strategy.files import read_json, write_json
 from hybrid_strategy.sweeping import states
@@ -19,6 +19,9 @@ from hybrid_strategy.sweeping.prepare import Ready
 
 SWEEP_FILE = "sweep.json"
 
+LOST = "lost"
+_LOST_REASON = "its folder is not there any more, or not whole; the command that started the sweep makes it anew"
+
 
 @dataclass(frozen=True)
 class Book:
@@ -27,7 +30,7 @@ class Book:
     Attributes:
         folder: of the sweep.
         points: in the order of the sweep.
-        skipped: points that are not run, with reasons.
+        skipped: points that are not run, with reasons; those whose folder is gone, too.
         settings: what else `sweep.json` says: command, launcher, target.
     """
 
@@ -48,13 +51,21 @@ def open_book(folder: Path) -> Book:
         ConfigError: there is no sweep.
     """
     values = read_json(folder / SWEEP_FILE)
-    if values is None:
+    if values is None or not {"points", "skipped", "target"} <= values.keys():
         known = sorted(each.parent.name for each in folder.parent.glob(f"*/{SWEEP_FILE}")) if folder.parent.is_dir() else []
         advice = f"Known here: {', '.join(known)}" if known else "Set the folder of a sweep, or its name and --output-dir"
-        raise ConfigError(message("NAME", str(folder), "there is no sweep of this name", "", advice))
-    points = [read_point(folder / name if name else folder) for name in values.pop("points")]
-    skipped = tuple(Skipped(**each) for each in values.pop("skipped"))
-    return Book(folder, tuple(point for point in points if point is not None), skipped, values)
+        numbers = f"{SWEEP_FILE} cannot be read" if (folder / SWEEP_FILE).exists() else ""
+        raise ConfigError(message("NAME", str(folder), "there is no sweep of this name", numbers, advice))
+    found = {name: _there(folder / name if name else folder) for name in values.pop("points")}
+    skipped = [Skipped(**each) for each in values.pop("skipped")]
+    lost = [Skipped(name, LOST, _LOST_REASON) for name, point in found.items() if point is None]
+    return Book(folder, tuple(point for point in found.values() if point is not None), (*skipped, *lost), values)
+
+
+def _there(folder: Path) -> Point | None:
+    """A point that is finished or can be run."""
+    point = read_point(folder)
+    return point if point is not None and (finished(point) or (folder / CONFIG_FILE).is_file()) else None
 
 
 def keep(book: Book) -> None:

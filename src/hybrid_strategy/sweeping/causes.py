@@ -54,6 +54,14 @@ def consequence_only(folder: Path, world_size: int) -> bool:
     return failure is not None and failure.is_consequence
 
 
+def lost_a_node(folder: Path, world_size: int, said: str) -> bool:
+    """Have ranks only lost their peers, while one of them has left no record and `srun` has seen nothing of its end?"""
+    if not consequence_only(folder, world_size):
+        return False
+    seen = {rank for ranks, _ in _TASK.findall(said) for rank in _ranks(ranks)}
+    return any(rank not in seen and not error_path(folder / "logs", rank).exists() for rank in range(world_size))
+
+
 def cause_of(folder: Path, world_size: int, said: str = "", exit_code: int = 1) -> Cause:
     """The cause of an attempt that ended badly.
 

@@ -28,7 +28,7 @@ def closing_lines(book: Book, rows: Sequence[Row], detached: bool) -> list[str]:
         lines[0] += f", {skipped} skipped"
     best = winner(book, rows)
     if best is not None and len(rows) > 1:
-        lines.append(f"best: {best.name}: {command_of(best)}")
+        lines.append(f"best: {best.name}: {command_of(best, str(book.settings.get('command', '')))}")
     lines.append(f"results: {book.folder / CSV_FILE}")
     report = book.folder / REPORT_FILE
     lines += [f"report: {report}"] if report.exists() else []

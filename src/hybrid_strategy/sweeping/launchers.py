@@ -32,7 +32,7 @@ def launch_as(
     assert isinstance(settings, dict)
     plain = {str(key): value for key, value in settings.items()}
     task = Launch(kind, plain, RUNNERS[kind], SHOWS[kind])
-    return launch(task, Batch(context.config_loader, config, overrides, first), session_of(task_function, kind))
+    return launch(task, Batch(context.config_loader, config, overrides, first, kind == "local"), session_of(task_function, kind))
 
 
 def local_runner(settings: Mapping[str, Any], session: Session) -> Runner:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any, Protocol
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 
-from hybrid_strategy.errors import ConfigError, HybridError, NoLayoutFitsError, message
+from hybrid_strategy.config.here import check_folders
+from hybrid_strategy.errors import ConfigError, HybridError, NoLayoutFitsError, message, of_file_system
 from hybrid_strategy.files import as_number, read_json
 from hybrid_strategy.sweeping import book as books
 from hybrid_strategy.sweeping.attempts import State
@@ -50,7 +52,9 @@ def launch(task: Launch, batch: Batch, session: Session) -> list[JobReturn]:
         return _launch(task, batch, session)
     except HybridError as error:
         session.error = error
-        return []
+    except OSError as error:
+        session.error = of_file_system(error, str(session.folder))
+    return []
 
 
 def _launch(task: Launch, batch: Batch, session: Session) -> list[JobReturn]:
@@ -62,6 +66,7 @@ def _launch(task: Launch, batch: Batch, session: Session) -> list[JobReturn]:
         raise nothing_to_run(session.skipped)
     if task.show(task.settings, session, ready):  # a dry run
         return [_returned(each, batch, State()) for each in ready]
+    check_folders(ready[0].config)
     with locked(folder):
         points = books.enter(ready, runner.alive)
         session.points.extend(points)
@@ -97,6 +102,7 @@ def nothing_to_run(skipped: Sequence[Skipped]) -> HybridError:
 def _settings(task: Launch, session: Session) -> dict[str, Any]:
     return {
         "command": session.command,
+        "folder": os.getcwd(),
         "launcher": task.kind,
         "launcher_settings": dict(task.settings),
         "target": session.target,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import IO
 
@@ -65,18 +67,19 @@ class LocalRunner:
         """
         waiting = list(points)
         free = _gpu_names()
-        try:
-            while waiting or self._running:
-                while waiting and self._room(waiting[0], free):
-                    self._start(waiting.pop(0), free)
-                for each in list(self._running):
-                    if self._look(each):
-                        self._running.remove(each)
-                        free.extend(each.gpus)
-                tick()
-                time.sleep(self.settings.poll_seconds)
-        finally:
-            self._stop_all()
+        with _as_ctrl_c():
+            try:
+                while waiting or self._running:
+                    while waiting and self._room(waiting[0], free):
+                        self._start(waiting.pop(0), free)
+                    for each in list(self._running):
+                        if self._look(each):
+                            self._running.remove(each)
+                            free.extend(each.gpus)
+                    tick()
+                    time.sleep(self.settings.poll_seconds)
+            finally:
+                self._stop_all()
 
     def alive(self, point: Point) -> bool:
         """Whatever ran here ended with the command that ran it."""
@@ -144,6 +147,25 @@ class LocalRunner:
             reason = "stopped with the sweep"
             write_state(each.point.folder, State(states.PENDING, reason, state.attempt, state.started, time.time()))
         self._running.clear()
+
+
+@contextmanager
+def _as_ctrl_c() -> Iterator[None]:
+    """A command that is told to end, or whose terminal is closed, ends its points as Ctrl-C does: saved, to go on from there."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
+    before = {each: signal.signal(each, _interrupt) for each in heard}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _conclude(point: Point, code: int, ended_by: str) -> State:

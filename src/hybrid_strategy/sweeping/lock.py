@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 from collections.abc import Iterator
@@ -15,36 +16,53 @@ _LOCK = ".lock"
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Only one command at a time runs the points of a folder; what a killed one left behind is taken over.
+    """Only one command at a time runs the points of a folder. The lock is the system's: it ends with its process.
 
     Raises:
         ConfigError: another command is at it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / _LOCK
-    while True:
-        try:
-            handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-            break
-        except FileExistsError:
-            _take_over(path, folder)
-    with os.fdopen(handle, "w", encoding="utf-8") as lock:
-        lock.write(f"{socket.gethostname()} {os.getpid()}")
+    handle = _take(folder)
+    if handle is None:
+        host, pid = holder(folder) or ("", 0)
+        numbers = f"Process {pid or '?'} on {host or '?'} is running its points"
+        advice = f"Wait for it, end it with `hybrid sweep cancel {folder}`, or give the sweep another name"
+        raise ConfigError(message("name", folder.name, "a sweep is run by one command at a time", numbers, advice))
     try:
+        os.write(handle, f"{socket.gethostname()} {os.getpid()}".encode())
         yield
     finally:
-        path.unlink(missing_ok=True)
+        (folder / _LOCK).unlink(missing_ok=True)
+        os.close(handle)
 
 
-def _take_over(path: Path, folder: Path) -> None:
-    """Remove the lock of a process of this machine that is gone; refuse where its owner may live."""
-    try:
-        host, _, pid = path.read_text(encoding="utf-8").partition(" ")
-    except FileNotFoundError:
-        return
-    if host == socket.gethostname() and pid.isdigit() and not Path(f"/proc/{pid}").exists():
+def holder(folder: Path) -> tuple[str, int] | None:
+    """Host and process of the command that is running the points of a folder; None where none is."""
+    path = folder / _LOCK
+    if not path.exists():
+        return None
+    handle = _take(folder)
+    if handle is not None:
         path.unlink(missing_ok=True)
-        return
-    numbers = f"Process {pid or '?'} on {host or '?'} is running its points"
-    advice = f"Wait for it, give the sweep another name, or remove {path} if that process is gone"
-    raise ConfigError(message("name", folder.name, "a sweep is run by one command at a time", numbers, advice))
+        os.close(handle)
+        return None
+    host, _, pid = path.read_text(encoding="utf-8").partition(" ")
+    return host, int(pid) if pid.isdigit() else 0
+
+
+def _take(folder: Path) -> int | None:
+    """The open file, locked and empty; None where another process has it. One that was removed meanwhile is opened anew."""
+    path = folder / _LOCK
+    while True:
+        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.stat(path).st_ino == os.fstat(handle).st_ino:
+                os.ftruncate(handle, 0)
+                return handle
+        except BlockingIOError:
+            os.close(handle)
+            return None
+        except FileNotFoundError:
+            pass
+        os.close(handle)

@@ -16,6 +16,9 @@ from hybrid_strategy.config.storage import PLAN_FILE, as_values, write_config
 from hybrid_strategy.files import read_json, write_json
 
 POINT_FILE = "point.json"
+_FLAGS = ("--config-dir", "--config-name")
+_LAUNCHER = ("hydra/launcher=", "hydra.launcher.")
+_SEARCHED = "hydra.searchpath="
 
 
 @dataclass(frozen=True)
@@ -66,24 +69,38 @@ class Point:
         return {**values, "resources": vars(self.resources)}
 
 
-def command_of(point: Point) -> str:
+def command_of(point: Point, command: str = "") -> str:
     """What runs this point alone, ready to paste.
 
     Where the sweep is a file the rest of what it says comes with it, as a sweep of one point: the command line wins over files.
+
+    Args:
+        command: what started the sweep: where its configurations are, and what runs its points where this machine does not.
     """
+    typed = shlex.split(command)
     words = [each for each in point.overrides if not each.lstrip("+").startswith(("hydra.", "name="))]
-    start = ["hybrid", "train", *(["-m"] if any(each.startswith("sweeps=") for each in words) else [])]
-    return " ".join([*start, *map(shlex.quote, words), f"name={point.name}"])
+    from_file = any(each.startswith("sweeps=") for each in words)
+    elsewhere = any(each.startswith(_LAUNCHER[0]) and not each.endswith("=local") for each in typed)
+    kept = (_SEARCHED, *(_LAUNCHER if from_file or elsewhere else ()))
+    settings = {each.partition("=")[0]: each for each in (*typed, *point.overrides) if each.lstrip("+").startswith(kept)}
+    if from_file and "hydra/sweeper=basic" not in typed:
+        settings["points"] = "hydra.sweeper.points=[]"  # the file's sets of keys, of which this point is one
+    flags = [word for flag in _FLAGS if flag in typed for word in (flag, typed[typed.index(flag) + 1])]
+    start = ["hybrid", "train", *(["-m"] if from_file else []), *map(shlex.quote, flags)]
+    return " ".join([*start, *map(shlex.quote, (*words, *settings.values())), f"name={point.name}"])
 
 
 def read_point(folder: Path) -> Point | None:
-    """The point of a folder that was prepared; None where there is none."""
+    """The point of a folder that was prepared; None where there is none, or not a whole one."""
     values = read_json(folder / POINT_FILE)
     if values is None:
         return None
-    resources = Resources(**values.pop("resources"))
-    values["overrides"], values["tags"] = tuple(values["overrides"]), tuple(values["tags"])
-    return Point(folder=folder, resources=resources, **values)
+    try:
+        resources = Resources(**values.pop("resources"))
+        values["overrides"], values["tags"] = tuple(values["overrides"]), tuple(values["tags"])
+        return Point(folder=folder, resources=resources, **values)
+    except (KeyError, TypeError):
+        return None
 
 
 def write_point(point: Point, config: RunConfig, planned: RunPlan) -> None:

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,14 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hybrid_strategy.config.compose import Source, compose
+from hybrid_strategy.config.here import check_present, too_many
 from hybrid_strategy.config.messages import HYDRA_ERRORS, explained
 from hybrid_strategy.config.overrides import check_nothing_ignored
 from hybrid_strategy.config.plan import RunPlan, plan_of
 from hybrid_strategy.config.schema import read
 from hybrid_strategy.config.settings import AUTO, ClusterSettings, RunConfig
-from hybrid_strategy.config.targets import BY_TARGET, WandbSettings
+from hybrid_strategy.config.storage import moved
+from hybrid_strategy.config.targets import BY_TARGET, MlflowSettings, WandbSettings
 from hybrid_strategy.config.world import visible_gpus
 from hybrid_strategy.errors import LayoutError, ModelError
 from hybrid_strategy.sweeping.facts import facts_of
@@ -55,12 +57,14 @@ class Ready:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a launcher was given. `master` is the sweep's own configuration, `loader` Hydra's loader of configurations."""
+    """What a launcher was given. `master` is the sweep's own configuration, `loader` Hydra's loader of configurations, `local`:
+    the processes will be started on this machine."""
 
     loader: Any
     master: DictConfig
     overrides: Sequence[Sequence[str]]
     first: int = 0
+    local: bool = False
 
 
 def prepare(batch: Batch, session: Session, folder: Path) -> list[Ready]:
@@ -110,7 +114,7 @@ def _compose(batch: Batch, overrides: tuple[str, ...], number: int, common: Set[
         with read_write(config), open_dict(config):
             config.hydra.job.num, config.hydra.job.id = number, str(number)
         with _hydra(config):
-            launcher = OmegaConf.to_container(config.hydra.launcher, resolve=True)
+            launcher: Any = OmegaConf.to_container(config.hydra.launcher, resolve=True)
             settings = on_machines(read(config, _SOMEWHERE))
     except HYDRA_ERRORS as error:
         raise explained(error) from error
@@ -119,19 +123,25 @@ def _compose(batch: Batch, overrides: tuple[str, ...], number: int, common: Set[
         check_values(axis, () if value == AUTO else (value,))
     try:
         planned = plan_of(settings)
-        reason = _not_here(settings, planned)
+        if not launcher.get("python"):  # else what is here says nothing of what is there
+            check_present(settings, planned.world)
+        reason = _not_here(settings, planned, batch.local)
     except (LayoutError, ModelError) as error:
         reason = str(error)
     if reason:
         name = ", ".join(f"{key.lstrip('+')}={value}" for key, value in swept.items()) or f"point{number}"
         return Skipped(name, "refused", reason, dict(swept))
-    assert isinstance(launcher, dict)
     return Composed(overrides, swept, number, settings, planned, {str(key): value for key, value in launcher.items()})
 
 
-def _not_here(config: RunConfig, planned: RunPlan) -> str:
-    """A point that a single run would put on the CPU, for want of GPUs, is no point beside others on GPUs."""
+def _not_here(config: RunConfig, planned: RunPlan, local: bool) -> str:
+    """Why this machine cannot run the point as the others. One that a single run would put on the CPU, for want of GPUs, is no
+    point beside others on GPUs."""
     world, gpus = planned.world, visible_gpus()
+    if local and world.num_nodes > 1:
+        return f"it needs {world.num_nodes} nodes, and the local launcher starts the processes of one. Set hydra/launcher=slurm."
+    if local and (many := too_many(world)):
+        return many
     if config.cluster.name != "local" or config.trainer.accelerator == "cpu" or not gpus or world.accelerator != "cpu":
         return ""
     return f"it needs {world.size} GPUs, and there are {gpus} here. Set trainer.accelerator=cpu to run all points on the CPU."
@@ -152,7 +162,8 @@ def _hydra(config: DictConfig) -> Iterator[None]:
 
 def _ready(composed: Composed, name: str, session: Session, sweep: Path) -> Ready:
     folder = sweep if session.single else sweep / name
-    config = _decided(_moved(composed.config, str(folder)), composed.planned)
+    # the folder is known only after the plan; composing the point again would take as long again
+    config = _decided(moved(composed.config, _SOMEWHERE, str(folder)), composed.planned)
     words = tags(composed.swept, composed.planned.plan)
     digest = digest_of(config, folder)
     wandb_id = os.urandom(4).hex()
@@ -200,21 +211,6 @@ def on_machines(config: RunConfig) -> RunConfig:
     return replace(config, cluster=made)
 
 
-def _moved(config: RunConfig, folder: str) -> RunConfig:
-    """The configuration in its own folder, which is known only after the plan; composing it again would take as long again."""
-
-    def move(value: Any) -> Any:
-        if isinstance(value, str):
-            return value.replace(_SOMEWHERE, folder)
-        if isinstance(value, Mapping):
-            return {key: move(each) for key, each in value.items()}
-        return type(value)(map(move, value)) if isinstance(value, (list, tuple)) else value
-
-    values = {each.name: getattr(config, each.name) for each in fields(config)}
-    moved = {name: move(value) for name, value in values.items() if isinstance(value, (str, Mapping, tuple))}
-    return replace(config, **moved, paths=replace(config.paths, **move(vars(config.paths))))
-
-
 def _decided(config: RunConfig, planned: RunPlan) -> RunConfig:
     """What follows from this machine is written down: the point may run on another, or see fewer GPUs there."""
     world = planned.world
@@ -233,13 +229,23 @@ class Naming:
 
 
 def _named(config: RunConfig, naming: Naming) -> RunConfig:
-    """W&B: group = sweep, name = point, one tag for each thing that varies, one run for all attempts."""
+    """W&B and MLflow: group = sweep, name = point, one tag for each thing that varies, one run for all attempts."""
+    named = {WandbSettings: _in_wandb, MlflowSettings: _in_mlflow}
     loggers = {}
     for key, entry in config.logger.items():
-        if isinstance(entry, Mapping) and BY_TARGET.get(str(entry.get("_target_"))) is WandbSettings:
-            own = {"name": naming.name} if entry.get("name") in (None, config.name) else {}
-            labels = tuple(dict.fromkeys([*entry.get("tags", ()), *naming.tags]))
-            entry = {**entry, **own, "tags": labels, "id": entry.get("id") or naming.wandb_id}
-            entry["group"] = entry.get("group") or naming.group or None
-        loggers[key] = entry
+        name = named.get(BY_TARGET.get(str(entry.get("_target_")), object)) if isinstance(entry, Mapping) else None
+        loggers[key] = name(entry, config, naming) if name is not None else entry
     return replace(config, logger=loggers)
+
+
+def _in_wandb(entry: Mapping[str, Any], config: RunConfig, naming: Naming) -> Mapping[str, Any]:
+    own = {"name": naming.name} if entry.get("name") in (None, config.name) else {}
+    labels = tuple(dict.fromkeys([*entry.get("tags", ()), *naming.tags]))
+    group = entry.get("group") or naming.group or None
+    return {**entry, **own, "tags": labels, "id": entry.get("id") or naming.wandb_id, "group": group}
+
+
+def _in_mlflow(entry: Mapping[str, Any], config: RunConfig, naming: Naming) -> Mapping[str, Any]:
+    own = {"run_name": naming.name} if entry.get("run_name") in (None, config.name) else {}
+    labels = {"sweep": naming.group} if naming.group else {}
+    return {**entry, **own, "tags": {**labels, **dict.fromkeys(naming.tags, "true"), **entry.get("tags", {})}}

@@ -34,7 +34,7 @@ def report(book: Book) -> str:
         f"<h1>{title}</h1>",
         f'<p class="soft">{escape(summary([each.row for each in entries]))}{_skipped_count(book)}</p>',
         _what(book, entries),
-        _winner(best),
+        _winner(best, str(book.settings.get("command", ""))),
         points_table(best, rest),
         *figures([each.point for each in best], {each.point.name: each.row for each in entries}, book),
         reasons(book, rest),
@@ -77,7 +77,7 @@ def _joined(values: Sequence[str], most: int = 12) -> str:
     return ", ".join(values[:most]) + (f", and {len(values) - most} more" if len(values) > most else "")
 
 
-def _winner(best: Sequence[Entry]) -> str:
+def _winner(best: Sequence[Entry], command: str) -> str:
     if not best:
         return "<h2>Best</h2><p>No point ended well.</p>"
     first = best[0]
@@ -86,5 +86,5 @@ def _winner(best: Sequence[Entry]) -> str:
     why = "Least loss; among losses that are equal within 0.1 %, the fastest."
     return (
         f'<h2>Best: {escape(first.point.name)}</h2><div class="panel"><p>{escape(", ".join(filter(None, (loss, speed))))}</p>'
-        f"<pre>{escape(command_of(first.point))}</pre></div><p class='soft'>{why}</p>"
+        f"<pre>{escape(command_of(first.point, command))}</pre></div><p class='soft'>{why}</p>"
     )

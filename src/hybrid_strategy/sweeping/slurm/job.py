@@ -15,7 +15,7 @@ from hybrid_strategy.files import read_json
 from hybrid_strategy.strategy.requeue import slurm_job_id
 from hybrid_strategy.sweeping import states
 from hybrid_strategy.sweeping.attempts import begin, conclude, read_state, write_state
-from hybrid_strategy.sweeping.causes import PREEMPTED_CODE, cause_of
+from hybrid_strategy.sweeping.causes import PREEMPTED_CODE, cause_of, lost_a_node
 from hybrid_strategy.sweeping.points import Point, read_point
 from hybrid_strategy.sweeping.settings import SlurmSettings
 from hybrid_strategy.sweeping.slurm import commands
@@ -64,7 +64,7 @@ def end_job(folder: Path, code: int) -> int:
         return _go_on(point, f"stopped by {saved.get('signal')}, saved at step {saved.get('step')}", states.PREEMPTED)
     if "PREEMPTION" in stopped or "JOB REQUEUE" in stopped:
         return _go_on(point, "stopped by Slurm before it could save", states.PREEMPTED)
-    if "NODE FAILURE" in stopped:
+    if "NODE FAILURE" in stopped or lost_a_node(folder, point.resources.world_size, said):
         return _go_on(point, "a node failed", states.FAILED)
     if "TIME LIMIT" in stopped:
         conclude(folder, states.TIMEOUT, with_step(folder, "it reached its time limit"))

@@ -89,7 +89,8 @@ def script_of(point: Point, settings: SlurmSettings, sweep: str, target: str) ->
         *settings.setup,
         "",
         '"$PYTHON" -m hybrid_strategy.cli.point begin "$RUN" || exit 1',
-        f'srun --kill-on-bad-exit=1 --unbuffered {_srun(settings)}"$PYTHON" -m hybrid_strategy.launch.slurm_rank {target} "$RUN"',
+        f'"$PYTHON" -m hybrid_strategy.launch.slurm_step "$RUN" srun --kill-on-bad-exit=1 {_srun(settings)}\\',
+        f'    "$PYTHON" -m hybrid_strategy.launch.slurm_rank {target} "$RUN"',
         "code=$?",
         '"$PYTHON" -m hybrid_strategy.cli.point end "$RUN" "$code"',
     ]
