@@ -120,6 +120,17 @@ def test_each_point_gets_the_nodes_of_its_layout_and_ends_with_its_true_cause(sw
         assert (sweep.points / name).stat().st_size
 
 
+def test_a_rank_that_raises_before_its_peers_know_it_ends_them(sweep: Sweep):
+    """The first rank waits for the second to come, and hears no signal meanwhile."""
+    process = sweep.sweep("seed=1", "cluster.num_nodes=2", "model.kind=early", "trainer.max_steps=5")
+    said = process.communicate(timeout=250)[0]
+    assert process.returncode == 5, said
+    failed = sweep.read("dp2")
+    assert (failed["state"], failed["rank"]) == ("failed", 1)
+    assert "raise ValueError" in failed["traceback"]
+    assert sweep.read("dp2", "state.json")["ended"] - float(failed["reason"].rpartition(" ")[2]) < 10
+
+
 def test_a_task_of_an_array_that_is_requeued_goes_on_where_it_was(sweep: Sweep):
     """Two tasks of one array; the other is left alone."""
     process = sweep.sweep("seed=1,2", "strategy=single", "model.step_seconds=0.5", "trainer.max_steps=15")

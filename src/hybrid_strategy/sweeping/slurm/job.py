@@ -12,6 +12,7 @@ from pathlib import Path
 from hybrid_strategy.config.storage import PREEMPTED_FILE, RESULT_FILE, read_config
 from hybrid_strategy.errors import RunError
 from hybrid_strategy.files import read_json
+from hybrid_strategy.launch.failures import first_failure
 from hybrid_strategy.strategy.requeue import slurm_job_id
 from hybrid_strategy.sweeping import states
 from hybrid_strategy.sweeping.attempts import begin, conclude, read_state, write_state
@@ -62,6 +63,9 @@ def end_job(folder: Path, code: int) -> int:
         return _go_on(point, f"it reached its time limit, saved at step {saved.get('step')}", states.TIMEOUT)
     if saved is not None:
         return _go_on(point, f"stopped by {saved.get('signal')}, saved at step {saved.get('step')}", states.PREEMPTED)
+    early = first_failure(folder / "logs", point.resources.world_size)
+    if early is not None and early.exit_code == PREEMPTED_CODE:  # there was nothing to save yet
+        return _go_on(point, early.message, states.PREEMPTED)
     if "PREEMPTION" in stopped or "JOB REQUEUE" in stopped:
         return _go_on(point, "stopped by Slurm before it could save", states.PREEMPTED)
     if "NODE FAILURE" in stopped or lost_a_node(folder, point.resources.world_size, said):

@@ -1,0 +1,67 @@
+"""What the batch script makes of an attempt that has ended, where Slurm does not answer: state and reason are still told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hybrid_strategy.config.storage import PREEMPTED_FILE, RESULT_FILE
+from hybrid_strategy.errors import PreemptedError
+from hybrid_strategy.files import write_json
+from hybrid_strategy.launch.failures import record
+from hybrid_strategy.sweeping.points import POINT_FILE
+from hybrid_strategy.sweeping.slurm.job import end_job
+from tests.support.sweep_points import ended_point
+
+LOST = RuntimeError("pair.cc:553] Connection closed by peer [198.18.78.4]:58559")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A point of two ranks that runs, in a job of a Slurm that cannot be asked."""
+    (tmp_path / "empty.conf").write_text("")
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "empty.conf"))
+    point = ended_point(tmp_path, "p", {}, 2.0)
+    (point.folder / RESULT_FILE).unlink()
+    (point.folder / "logs").mkdir()
+    write_json(point.folder / POINT_FILE, point.to_dict())
+    write_json(point.folder / "state.json", {"state": "running", "attempt": 1, "job": "1"})
+    return point.folder
+
+
+def _result(folder: Path) -> tuple[str, str]:
+    found = json.loads((folder / RESULT_FILE).read_text())
+    return found["state"], found["reason"]
+
+
+def test_a_signal_before_training_is_no_failure(folder: Path) -> None:
+    record(folder / "logs", 1, LOST)
+    record(folder / "logs", 0, PreemptedError("stopped by SIGTERM before training began"))
+    assert end_job(folder, 75) == 75
+    state, reason = _result(folder)
+    assert state == "preempted"
+    assert reason.startswith("stopped by SIGTERM before training began; it could not be put back into the queue")
+
+
+def test_a_node_that_was_reset_is_no_failure_of_the_rank_that_lost_it(folder: Path) -> None:
+    record(folder / "logs", 0, LOST)
+    assert end_job(folder, 137) == 75
+    assert _result(folder)[1].startswith("a node failed; it could not be put back")
+
+
+def test_what_a_rank_raises_is_the_cause(folder: Path) -> None:
+    record(folder / "logs", 0, LOST)
+    record(folder / "logs", 1, ValueError("made to fail"))
+    assert end_job(folder, 1) == 1
+    assert _result(folder) == ("failed", "rank 1: ValueError: made to fail")
+
+
+@pytest.mark.parametrize(("signal", "state"), [("SIGUSR1", "timeout"), ("SIGTERM", "preempted")])
+def test_a_saved_step_is_told(folder: Path, signal: str, state: str) -> None:
+    write_json(folder / PREEMPTED_FILE, {"step": 7, "signal": signal})
+    assert end_job(folder, 75) == 75
+    found, reason = _result(folder)
+    assert found == state
+    assert "saved at step 7" in reason
