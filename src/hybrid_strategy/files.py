@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +61,24 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(each) for each in value]
     return value
+
+
+def lock_file(path: Path) -> int | None:
+    """The open file, locked and empty; None where another process has it. The lock is the system's: it ends with its process.
+
+    A file that its holder removed meanwhile is opened anew; on a file system without locks everybody gets it.
+    """
+    while True:
+        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            os.close(handle)
+            return None
+        except OSError:
+            return handle
+        with suppress(FileNotFoundError):
+            if os.stat(path).st_ino == os.fstat(handle).st_ino:
+                os.ftruncate(handle, 0)
+                return handle
+        os.close(handle)

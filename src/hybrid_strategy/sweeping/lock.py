@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hybrid_strategy.errors import ConfigError, message
+from hybrid_strategy.files import lock_file
 
 _LOCK = ".lock"
 
@@ -22,7 +22,7 @@ def locked(folder: Path) -> Iterator[None]:
         ConfigError: another command is at it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    handle = _take(folder)
+    handle = lock_file(folder / _LOCK)
     if handle is None:
         host, pid = holder(folder) or ("", 0)
         numbers = f"Process {pid or '?'} on {host or '?'} is running its points"
@@ -41,28 +41,10 @@ def holder(folder: Path) -> tuple[str, int] | None:
     path = folder / _LOCK
     if not path.exists():
         return None
-    handle = _take(folder)
+    handle = lock_file(folder / _LOCK)
     if handle is not None:
         path.unlink(missing_ok=True)
         os.close(handle)
         return None
     host, _, pid = path.read_text(encoding="utf-8").partition(" ")
     return host, int(pid) if pid.isdigit() else 0
-
-
-def _take(folder: Path) -> int | None:
-    """The open file, locked and empty; None where another process has it. One that was removed meanwhile is opened anew."""
-    path = folder / _LOCK
-    while True:
-        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.stat(path).st_ino == os.fstat(handle).st_ino:
-                os.ftruncate(handle, 0)
-                return handle
-        except BlockingIOError:
-            os.close(handle)
-            return None
-        except FileNotFoundError:
-            pass
-        os.close(handle)
