@@ -35,6 +35,17 @@ class Wrapped:
     def __init__(self, size): ...
 Wrapped = read(Wrapped)
 """
+INIT = "    def __init__(self): ...\n"
+SECRETIVE = {
+    "metaclass": f"class Meta(type): ...\nclass Above(metaclass=Meta): ...\nclass Mine(Above):\n{INIT}",
+    "subclass": f"class Above:\n    def __init_subclass__(cls): ...\nclass Mine(Above):\n{INIT}",
+    "elsewhere": f"from package.inner import Mine as Above\nclass Mine(Above):\n{INIT}",
+    "nested": f"class Outer:\n    class Above: ...\nclass Mine(Outer.Above):\n{INIT}",
+    "sought": f"class Mine:\n{INIT}try: from package.inner import Mine\nexcept ImportError: ...",
+    "patched": f"class Mine:\n{INIT}Mine.__init__ = print",
+    "function": f"def later():\n    global Mine\n    class Mine:\n    {INIT}later()",
+}
+"""Modules whose source does not tell what a call of `Mine` takes."""
 OTHERS = {
     "broken.py": "class Mine(:",
     "dynamic.py": "globals()['Mine'] = 3",
@@ -130,6 +141,21 @@ def test_arguments_are_those_of_the_source(name: str, values: dict[str, object],
     with pytest.raises(ConfigError) as caught:
         check_target("model", asked)
     assert str(caught.value).startswith(refusal)
+
+
+@pytest.mark.parametrize("source", SECRETIVE.values(), ids=SECRETIVE)
+def test_what_a_call_takes_and_the_source_does_not_tell_passes(source: str, here: Path) -> None:
+    (here / "secretive.py").write_text(source)
+    check_target("model", {"_target_": "secretive.Mine", "any": 3})
+
+
+@pytest.mark.parametrize("above", ["", "(object)", "(pl.LightningModule)", "(Above[int])", "(Above, pl.LightningModule)"])
+def test_what_a_call_takes_is_told_by_classes_above_that_are_known(above: str, here: Path) -> None:
+    (here / "open.py").write_text(
+        f"import lightning.pytorch as pl\nclass Above(pl.LightningModule): ...\nclass Mine{above}:\n{INIT}"
+    )
+    with pytest.raises(ConfigError, match="takes no such argument"):
+        check_target("model", {"_target_": "open.Mine", "any": 3})
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,7 @@ def _names(tree: ast.Module) -> dict[str, bool] | None:
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             found.update({alias.asname or alias.name.partition(".")[0]: False for alias in node.names})
     called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    found.update({name: False for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names})
     told = "*" not in found and "__getattr__" not in found and not called & set(_MAKES_NAMES)
     return found if told and "modules" not in _attributes(tree) else None
 

@@ -10,6 +10,8 @@ from hybrid_strategy.errors import ConfigError, did_you_mean, message
 
 HYDRA_WORDS = ("_target_", "_args_", "_partial_", "_recursive_", "_convert_")
 """Keys beside `_target_` that are no arguments."""
+PLAIN_BASES = ("lightning", "pytorch_lightning", "torch", "typing", "abc", "hybrid_strategy")
+"""Packages whose classes neither have a metaclass that takes arguments nor change the classes below them."""
 
 
 def check_arguments(key: str, target: str, values: Mapping[str, Any], signature: ast.arguments | None) -> None:
@@ -41,25 +43,76 @@ def check_arguments(key: str, target: str, values: Mapping[str, Any], signature:
 
 
 def signature_of(tree: ast.Module, name: str) -> ast.arguments | None:
-    """What `name` of a module takes by keyword, where its source alone tells: it is bound once, and nothing decorates it."""
-    found = [each for each in ast.walk(tree) if name in (getattr(each, "name", None), getattr(each, "id", None)) and _binds(each)]
+    """What `name` of a module takes by keyword, where its source alone tells.
+
+    It is bound once, nothing decorates it, nobody gives it another `__init__` later, and no class above it that is not known
+    may have a metaclass or an `__init_subclass__`, which change what is called.
+    """
+    found = _bindings(tree, name)
     if len(found) != 1 or found[0] not in tree.body:
         return None
     node = found[0]
     if isinstance(node, ast.FunctionDef):
         return None if node.decorator_list else _by_keyword(node.args, 0)
-    if not isinstance(node, ast.ClassDef) or node.decorator_list or node.keywords:
+    if not isinstance(node, ast.ClassDef) or not _calls_its_init(tree, node):
         return None
-    written = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name in ("__init__", "__new__")]
-    if len(written) != 1 or written[0].name != "__init__" or written[0].decorator_list:
+    written = _methods(node, "__init__")
+    if len(written) != 1 or written[0].decorator_list:
         return None
     return _by_keyword(written[0].args, 1)
 
 
-def _binds(node: ast.AST) -> bool:
-    return isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) or isinstance(
-        getattr(node, "ctx", None), ast.Store
-    )
+def _bindings(tree: ast.Module, name: str) -> list[ast.AST]:
+    """The nodes, at any depth, that bind a name."""
+    found: list[ast.AST] = []
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            bound = name in [alias.asname or alias.name.partition(".")[0] for alias in node.names]
+        elif isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            bound = node.name == name
+        else:
+            bound = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name
+        found += [node] if bound else []
+    return found
+
+
+def _calls_its_init(tree: ast.Module, node: ast.ClassDef) -> bool:
+    """Does a call of the class, or of one below it with an `__init__` of its own, take what that `__init__` takes?"""
+    if node.decorator_list or node.keywords or _methods(node, "__new__", "__init_subclass__"):
+        return False
+    stores = [each for each in ast.walk(tree) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)]
+    if any(each.attr in ("__init__", "__new__", "__signature__") for each in stores):
+        return False
+    return all(_is_plain(tree, base, node.lineno) for base in node.bases)
+
+
+def _is_plain(tree: ast.Module, base: ast.expr, line: int) -> bool:
+    """Is a base class known to leave the call alone? `line`: of the class below it."""
+    named = base.value if isinstance(base, ast.Subscript) else base
+    root = named
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    if not isinstance(root, ast.Name):
+        return False
+    found = _bindings(tree, root.id)
+    if len(found) == 1 and isinstance(found[0], ast.ClassDef):
+        return root is named and found[0].lineno < line and _calls_its_init(tree, found[0])
+    return root.id == "object" if not found else all(_origin(each, root.id) in PLAIN_BASES for each in found)
+
+
+def _origin(node: ast.AST, name: str) -> str:
+    """The package that an import takes a name from; empty where the node is no import of another package."""
+    if isinstance(node, ast.ImportFrom):
+        return "" if node.level else str(node.module).partition(".")[0]
+    if isinstance(node, ast.Import):
+        return next(
+            (each.name.partition(".")[0] for each in node.names if name in (each.asname, each.name.partition(".")[0])), ""
+        )
+    return ""
+
+
+def _methods(node: ast.ClassDef, *names: str) -> list[ast.FunctionDef]:
+    return [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name in names]
 
 
 def _by_keyword(arguments: ast.arguments, bound: int) -> ast.arguments | None:
