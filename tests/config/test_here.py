@@ -188,6 +188,13 @@ def test_what_every_rank_would_refuse(override: str) -> None:
     assert _refusal(override, world=CPU).startswith(f"{override.partition('=')[0]} is ")
 
 
+def test_text_of_one_document_leaves_none_for_validation(here: Path) -> None:
+    (here / "short.txt").write_text("A line.\n" * 300)
+    assert _refusal("data.files=[short.txt]", world=CPU).startswith(
+        "data.files is ['short.txt']: there must be a document to train"
+    )
+
+
 def test_more_processes_than_a_machine_bears_are_refused() -> None:
     most = max(64, 8 * (os.cpu_count() or 1))
     assert _refusal(world=World(1, most + 1, "cpu")).startswith(f"cluster.devices is {most + 1}: so many processes")

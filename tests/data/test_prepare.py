@@ -191,7 +191,7 @@ def test_cache_folder(monkeypatch, tmp_path):
         ({"validation_fraction": 0.0}, "validation_fraction is 0.0"),
         ({"validation_fraction": 1.0}, "validation_fraction is 1.0"),
         ({"max_bytes": 0}, "max_bytes is 0"),
-        ({"max_bytes": 10}, "at least one document must be left"),
+        ({"max_bytes": 10}, "there must be a document to train on and another for validation. A document is"),
         ({"files": ("nothing-here-*",)}, "must match at least one file"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +15,7 @@ from hybrid_strategy.config.named_target import check_targets
 from hybrid_strategy.config.settings import RunConfig
 from hybrid_strategy.config.targets import LANGUAGE_MODEL, TEXT_DATA, MlflowSettings, TensorBoardSettings
 from hybrid_strategy.config.world import World
-from hybrid_strategy.data.corpus import find_corpus
+from hybrid_strategy.data.corpus import check_split, find_corpus
 from hybrid_strategy.errors import ConfigError, message
 
 _RESULTS = ("metrics.csv", "status.json", "result.json")
@@ -57,8 +57,8 @@ def check_present(config: RunConfig, world: World) -> None:
     _check_module(config)
     _check_weights(config.strategy.initial_weights)
     _check_backend(config.strategy.process_group_backend, world.accelerator)
-    if config.data.get("_target_") == TEXT_DATA and config.data["files"]:
-        find_corpus(config.data["files"])
+    if config.data.get("_target_") == TEXT_DATA:
+        _check_text(config.data["files"], config.data["max_bytes"])
 
 
 def check_folders(config: RunConfig) -> None:
@@ -95,6 +95,12 @@ def _check_packages(loggers: Mapping[str, Any]) -> None:
             rule, numbers = f"it needs the package {packages[0]}", "This Python has no such package"
             advice = f"pip install {packages[0]}, or set logger=csv"
             raise ConfigError(message(f"logger.{name}", target, rule, numbers, advice))
+
+
+def _check_text(files: Sequence[str], max_bytes: int | None) -> None:
+    """The standard library as a whole is text enough, and looking through it takes its time."""
+    if files or max_bytes is not None:
+        check_split(find_corpus(files, max_bytes), files)
 
 
 def _check_module(config: RunConfig) -> None:

@@ -13,6 +13,7 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -92,6 +93,24 @@ def find_corpus(files: Sequence[str] = (), max_bytes: int | None = None) -> Corp
         shown = list(files) or str(_library_folder())
         raise DataError(message("data.files", shown, "there must be text", "0 bytes in all", "Give files that are not empty"))
     return corpus
+
+
+def check_split(corpus: Corpus, files: Sequence[str]) -> None:
+    """Refuses text of a single document, of which nothing could be kept for validation.
+
+    Args:
+        corpus: what `find_corpus` found.
+        files: the globs that it was found with.
+
+    Raises:
+        DataError: there is one document.
+    """
+    if len(list(islice(corpus.documents(), 2))) > 1:
+        return
+    shown = list(files) or str(_library_folder())
+    rule = "there must be a document to train on and another for validation"
+    numbers = f"A document is a file, or some {_SMALLEST_PIECE:,} bytes of a larger one; here is 1 of {corpus.size_bytes:,} bytes"
+    raise DataError(message("data.files", shown, rule, numbers, "Give more text, or set a larger data.max_bytes where it is set"))
 
 
 def _matching(patterns: Sequence[str]) -> list[tuple[Path, str]]:

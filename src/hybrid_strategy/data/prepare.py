@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from hybrid_strategy.data.corpus import Corpus, Document, find_corpus
+from hybrid_strategy.data.corpus import Corpus, Document, check_split, find_corpus
 from hybrid_strategy.data.token_file import TokenWriter, open_tokens, write_json
 from hybrid_strategy.data.tokenizer import END_OF_TEXT, check_vocab_size, encode, tokenizer_digest, train_tokenizer
 from hybrid_strategy.errors import DataError, message
@@ -179,16 +179,13 @@ def _write_all(work: Path, corpus: Corpus, digest: str, spec: TextSpec, progress
 
 
 def _split(corpus: Corpus, spec: TextSpec) -> list[bool]:
-    """Which documents are kept for validation: evenly spread, at least one."""
+    """Which documents are kept for validation: evenly spread, at least one, and never the first of several."""
+    check_split(corpus, spec.files)
     count = sum(1 for _ in corpus.documents())
     fraction = spec.validation_fraction
     chosen = [int((place + 1) * fraction) > int(place * fraction) for place in range(count)]
     if not any(chosen):
         chosen[-1] = True
-    if all(chosen):
-        numbers = f"There are {count} documents of {corpus.size_bytes:,} bytes in all"
-        rule = "at least one document must be left to train on"
-        raise DataError(message("validation_fraction", fraction, rule, numbers, "Give more text or set a smaller fraction"))
     return chosen
 
 
