@@ -78,7 +78,7 @@ def close(session: Session) -> int:
     assert session.folder is not None  # known where there are points
     book = Book(session.folder, tuple(session.points), tuple(session.skipped), {"command": session.command})
     rows = [row_of(each) for each in session.points]
-    problem = "" if session.detached or session.single else log_report(book)
+    problem = log_report(book) if session.ran and not session.detached and not session.single else ""
     if problem:
         session.console.print(problem, markup=False, highlight=False, soft_wrap=True)
     for line in closing_lines(book, rows, session.detached):

@@ -80,6 +80,7 @@ def run_points(book: Book, runner: Runner, session: Session) -> None:
     """Runs what is missing of a book and leaves its results, whatever happens on the way."""
     screen: Screen = make_screen(book, session.console)
     missing = books.to_run(book.points)
+    session.ran += len(missing)
     screen.start(missing)
     try:
         runner.run(missing, screen.tick)

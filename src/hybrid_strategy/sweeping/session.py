@@ -35,6 +35,7 @@ class Session:
         folder: of the sweep, once it is known.
         error: what ended the sweep; Hydra would print it its own way.
         detached: jobs go on after the command has ended.
+        ran: how many points this command had to run.
         failed: what failed points said that a launcher of others has run.
     """
 
@@ -50,6 +51,7 @@ class Session:
     folder: Path | None = None
     error: HybridError | None = None
     detached: bool = False
+    ran: int = 0
     failed: list[str] = field(default_factory=list)
 
 
