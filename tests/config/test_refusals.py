@@ -110,6 +110,10 @@ def test_the_nearest_option_is_named():
         ("model.hidden_size=???", "model.hidden_size is missing"),
         ("seed=${nope}", "seed is not resolved: Interpolation key 'nope' not found"),
         ("strategy=2", "strategy is 2: the option of a group is a name"),
+        *(
+            (f"{key}=null", f"{key} is null: the option of a group is a name. Set a name")
+            for key in ("logger", "experiment", "hydra")
+        ),
         ("strategy", "strategy is given without a value"),
     ],
 )

@@ -102,8 +102,12 @@ def _check(override: Override, text: str) -> str:
     root = key.partition(".")[0]
     if key in OPEN_GROUPS and isinstance(override.value(), dict):
         return f"++{text.lstrip('+')}"
-    if (key in GROUPS or "/" in key) and isinstance(override.value(), (bool, int, float)):
+    value = override.value()
+    no_name = isinstance(value, (bool, int, float)) or (value is None and not override.is_delete())
+    if (key in (*GROUPS, "hydra") or "/" in key) and no_name:
         rule, advice = "the option of a group is a name", f"hybrid plan --info searchpath shows where {key}/ is looked for"
+        if value is None:
+            advice = "Set a name, or leave it out"
         raise ConfigError(message(key, Shown(_value_text(override)), rule, "", advice))
     if root.partition("/")[0] == "hydra" or "/" in key or override.package is not None or key in GROUPS:
         return text
