@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 import hybrid_strategy
 from hybrid_strategy.errors import ConfigError, LayoutError, ParityError
@@ -48,6 +49,18 @@ def test_a_loss_that_is_no_mean_over_rows_differs_and_is_explained() -> None:
     assert any("/ num_microbatches (3)" in each for each in report.diagnoses), str(report)
     with pytest.raises(ParityError, match="num_microbatches"):
         report.raise_if_different()
+
+
+class _Normalised(OwnModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.middle.append(nn.BatchNorm1d(16))
+
+
+def test_batch_normalisation_differs_where_the_batch_is_cut_and_is_named() -> None:
+    cut = gate(_Normalised, OwnData, {"num_microbatches": 2}, devices=1)
+    assert not cut.same
+    assert any("1 BatchNorm modules normalise over the rows at hand" in each for each in cut.notes), str(cut)
 
 
 def test_a_failing_rank_is_shown_by_its_traceback_and_logs_are_kept() -> None:

@@ -32,6 +32,9 @@ class Held:
     parameter: nn.Parameter
 
 
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
 class Recorder(pl.Callback, ABC):
     """Records optimizer steps into `folder`, then stops the Trainer.
 
@@ -70,6 +73,7 @@ class Recorder(pl.Callback, ABC):
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._notes["dropout_modules"] = switch_off_dropout(module)
+        self._notes["batch_norms"] = sum(isinstance(each, _BATCH_NORMS) and each.training for each in module.modules())
         self._save(INITIAL, None, self.held(trainer, module), gradients=False)
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, batch_idx: int) -> None:

@@ -73,6 +73,9 @@ def _notes(reference: RunRecord, differs: bool) -> list[str]:
     notes = []
     if facts.get("dropout_modules"):
         notes.append(f"dropout was set to 0 in {facts['dropout_modules']} modules of both runs: layouts draw other masks")
+    if differs and facts.get("batch_norms"):
+        where = f"{facts['batch_norms']} BatchNorm modules normalise"
+        notes.append(f"{where} over the rows at hand: a layout that cuts the batch gives them fewer, so numbers cannot agree")
     if differs and facts.get("draws_random_numbers"):
         notes.append("training_step draws random numbers; layouts draw others, so numbers that depend on them cannot agree")
     return notes
