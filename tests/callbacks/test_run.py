@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import lightning.pytorch as pl
@@ -46,7 +47,7 @@ class _Module(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.5)
 
 
-def _fit(tmp_path, *callbacks: pl.Callback, **options) -> pl.Trainer:
+def _fit(tmp_path, *callbacks: pl.Callback, ckpt_path: Path | None = None, **options) -> pl.Trainer:
     logger = pl.loggers.CSVLogger(tmp_path, name="", version="", flush_logs_every_n_steps=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -61,7 +62,7 @@ def _fit(tmp_path, *callbacks: pl.Callback, **options) -> pl.Trainer:
             **{"max_epochs": 2, "num_sanity_val_steps": -1, **options},
         )
         loader = DataLoader(_Tokens(), batch_size=4)
-        trainer.fit(_Module(), loader, DataLoader(_Tokens(), batch_size=8))
+        trainer.fit(_Module(), loader, DataLoader(_Tokens(), batch_size=8), ckpt_path=ckpt_path)
     return trainer
 
 
@@ -106,6 +107,16 @@ def test_results_know_when_the_model_has_changed_since(tmp_path):
     results = RunResults()
     trainer = _fit(tmp_path, results, ProgressLine(), max_steps=3)
     assert results.stale(trainer)
+
+
+@pytest.mark.parametrize(("checked", "stale"), [(-1, True), (0, False)])
+def test_a_run_that_goes_on_and_ends_before_its_next_validation_has_none(checked: int, stale: bool, tmp_path):
+    begun = _fit(tmp_path, max_steps=3)
+    begun.save_checkpoint(tmp_path / "begun.ckpt")
+    results = RunResults()
+    trainer = _fit(tmp_path, results, max_steps=4, num_sanity_val_steps=checked, ckpt_path=tmp_path / "begun.ckpt")
+    assert not results.validation
+    assert results.stale(trainer) is stale
 
 
 def test_the_line_shows_step_loss_and_speed(tmp_path, capsys):

@@ -63,6 +63,13 @@ def test_batch_normalisation_differs_where_the_batch_is_cut_and_is_named() -> No
     assert any("1 BatchNorm modules normalise over the rows at hand" in each for each in cut.notes), str(cut)
 
 
+def test_a_bound_is_shown_where_nothing_differs() -> None:
+    report = gate(OwnModule, OwnData, {}, devices=1)
+    (weights,) = [row for row in report.rows if row.quantity == "weights after the step"]
+    assert weights.difference == 0
+    assert 0 < weights.allowed < 1e-3
+
+
 def test_a_failing_rank_is_shown_by_its_traceback_and_logs_are_kept() -> None:
     with pytest.raises(WorkerFailedError) as caught:
         hybrid_strategy.check_parity(FailsOnRank1, OwnData, devices=2, options=OPTIONS)

@@ -19,6 +19,11 @@ class RunResults(pl.Callback):
     def __init__(self) -> None:
         self.validation: list[tuple[int, float]] = []
         self.metric: str | None = None
+        self._begun_at = 0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """A run that goes on begins at a later step, and Lightning leaves its sanity check out."""
+        self._begun_at = trainer.global_step
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self.metric is None:
@@ -40,7 +45,10 @@ class RunResults(pl.Callback):
 
     def stale(self, trainer: pl.Trainer) -> bool:
         """Has the model been trained on since it was last validated?"""
-        return bool(self.validation) and self.validation[-1][0] != trainer.global_step
+        if self.validation:
+            return self.validation[-1][0] != trainer.global_step
+        unseen = trainer.enable_validation and trainer.num_sanity_val_steps > 0
+        return unseen and 0 < self._begun_at < trainer.global_step
 
     def summary(self, trainer: pl.Trainer) -> dict[str, Any]:
         """Plain values for `result.json`."""

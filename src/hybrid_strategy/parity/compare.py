@@ -215,7 +215,7 @@ def _furthest(got: Whole, want: Tensor) -> float:
 
 
 def _worst(got: Whole, want: Tensor, allowed: Tensor) -> tuple[float, float]:
-    """The difference, and what is allowed there, at the element that is furthest from its bound."""
+    """The difference, and what is allowed there, at the element furthest from its bound; the least where all are equal."""
     worst = (0.0, 1.0)
     for piece in got.pieces:
         if piece.value is None or not piece.value.numel():
@@ -227,7 +227,7 @@ def _worst(got: Whole, want: Tensor, allowed: Tensor) -> tuple[float, float]:
         found = float(apart.flatten()[index]), float(allowed[where].flatten()[index])
         if found[0] * worst[1] > worst[0] * found[1]:
             worst = found
-    return worst
+    return worst if worst[0] else (0.0, float(allowed.min()) if allowed.numel() else 0.0)
 
 
 def _reach(tensor: Tensor) -> float:
