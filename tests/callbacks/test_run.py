@@ -10,12 +10,14 @@ from types import SimpleNamespace
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, Dataset
 
 from hybrid_strategy.callbacks import throughput
 from hybrid_strategy.callbacks.progress import PrepareProgress, ProgressLine
 from hybrid_strategy.callbacks.results import RunResults
 from hybrid_strategy.callbacks.throughput import METRIC, Throughput, data_parallel_size
+from hybrid_strategy.strategy.stopping import stop_path
 
 
 class _Tokens(Dataset):
@@ -56,10 +58,9 @@ def _fit(tmp_path, *callbacks: pl.Callback, ckpt_path: Path | None = None, **opt
             devices=1,
             callbacks=list(callbacks),
             logger=logger,
-            enable_checkpointing=False,
             enable_model_summary=False,
             log_every_n_steps=1,
-            **{"max_epochs": 2, "num_sanity_val_steps": -1, **options},
+            **{"max_epochs": 2, "num_sanity_val_steps": -1, "enable_checkpointing": False, **options},
         )
         loader = DataLoader(_Tokens(), batch_size=4)
         trainer.fit(_Module(), loader, DataLoader(_Tokens(), batch_size=8), ckpt_path=ckpt_path)
@@ -107,6 +108,14 @@ def test_results_know_when_the_model_has_changed_since(tmp_path):
     results = RunResults()
     trainer = _fit(tmp_path, results, ProgressLine(), max_steps=3)
     assert results.stale(trainer)
+
+
+def test_results_name_the_checkpoint_of_the_end_where_the_intervals_left_none(tmp_path):
+    results, saver = RunResults(), ModelCheckpoint(dirpath=tmp_path / "saved", every_n_train_steps=100)
+    trainer = _fit(tmp_path, results, saver, max_steps=3, enable_checkpointing=True)
+    assert results.summary(trainer)["checkpoint"] is None
+    trainer.save_checkpoint(stop_path(trainer))
+    assert results.summary(trainer)["checkpoint"] == str(tmp_path / "saved" / "last-stopped.ckpt")
 
 
 @pytest.mark.parametrize(("checked", "stale"), [(-1, True), (0, False)])

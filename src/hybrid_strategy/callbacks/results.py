@@ -8,6 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from hybrid_strategy.callbacks.throughput import Throughput
+from hybrid_strategy.strategy.stopping import stop_path
 
 _NAMES = ("val/loss", "val_loss", "validation/loss", "valid/loss", "loss/val")
 
@@ -54,7 +55,6 @@ class RunResults(pl.Callback):
         """Plain values for `result.json`."""
         speed = next((each.mean_tokens_per_second for each in trainer.callbacks if isinstance(each, Throughput)), None)  # type: ignore[attr-defined]
         losses = [value for _, value in self.validation]
-        checkpoint = getattr(trainer.checkpoint_callback, "best_model_path", "") if trainer.checkpoint_callback else ""
         return {
             "steps": trainer.global_step,
             "epochs": trainer.current_epoch,
@@ -63,7 +63,7 @@ class RunResults(pl.Callback):
             "last_validation_loss": losses[-1] if losses else None,
             "best_validation_loss": _best(losses),
             "tokens_per_second": speed,
-            "checkpoint": checkpoint or None,
+            "checkpoint": _checkpoint(trainer),
             "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
         }
 
@@ -71,3 +71,12 @@ class RunResults(pl.Callback):
 def _best(losses: list[float]) -> float | None:
     """The least of those that are finite; where none is the last one; None where there is none at all."""
     return min(filter(isfinite, losses), default=losses[-1] if losses else None)
+
+
+def _checkpoint(trainer: pl.Trainer) -> str | None:
+    """The best one, or that of the last step where the run ended before its first interval."""
+    if trainer.checkpoint_callback is None:
+        return None
+    best = getattr(trainer.checkpoint_callback, "best_model_path", "")
+    last = stop_path(trainer)
+    return best or (str(last) if last.exists() else None)
