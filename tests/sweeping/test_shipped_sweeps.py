@@ -92,12 +92,9 @@ def test_parallel_sizes_are_the_layouts_of_the_world(points):
 
 
 def test_parallel_sizes_of_a_described_cluster_are_pruned_and_the_best_taken(points):
-    cluster = ("sweeps=parallel_sizes", "cluster=h100_sxm", "cluster.num_nodes=2", "model=llama3_8b", "data.global_batch_size=64")
-    cluster += (
-        "hydra/launcher=slurm",
-        "strategy.tensor_parallel_size=1,8",
-        "strategy.pipeline_parallel_size=1,2",
-    )  # composing a point takes its time
+    cluster = ("sweeps=parallel_sizes", "hydra/launcher=slurm", "cluster=h100_sxm", "cluster.num_nodes=2", "model=llama3_8b")
+    limits = ("strategy.tensor_parallel_size=1,8", "strategy.pipeline_parallel_size=1,2")  # composing a point takes its time
+    cluster += ("data.global_batch_size=64", *limits)
     everything, _ = points(*cluster, "hydra.sweeper.prune=false")
     found, text = points(*cluster, "strategy.activation_checkpoint=full")
     assert 0 < len(found) < len(everything)
@@ -129,8 +126,8 @@ def test_a_point_of_a_sweep_can_be_overridden(points):
 
 
 def test_scaling_takes_the_nodes_that_its_ranks_need(points):
-    cluster = ("hydra/launcher=slurm", "cluster=h100_sxm", "strategy.data_parallel_size=1,4,8,32", "data.global_batch_size=64")
-    found, _ = points("sweeps=scaling", *cluster)
+    cluster = ("cluster=h100_sxm", "strategy.data_parallel_size=1,4,8,32", "data.global_batch_size=64")
+    found, _ = points("sweeps=scaling", "hydra/launcher=slurm", *cluster)
     shapes = [(point.resources.nodes, point.resources.tasks_per_node) for point in found.values()]
     assert shapes == [(1, 1), (1, 4), (1, 8), (4, 8)]
 
