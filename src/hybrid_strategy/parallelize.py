@@ -12,10 +12,11 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from hybrid_strategy.distributed.groups import Groups
+from hybrid_strategy.distributed.random_state import has_peers
 from hybrid_strategy.errors import ModelError, message
 from hybrid_strategy.parallel.activation_checkpoint import checkpoint_units
 from hybrid_strategy.parallel.compiled import compile_units, refuse_compiled
@@ -25,7 +26,9 @@ from hybrid_strategy.parallel.materialise import Initialiser, check_buffers
 from hybrid_strategy.parallel.names import Describe, Names, StageCut
 from hybrid_strategy.parallel.parameters import Slot, collect_slots
 from hybrid_strategy.parallel.sharding._base import Sharding
+from hybrid_strategy.parallel.side_values import kept_values, taken_from_the_side
 from hybrid_strategy.parallel.stages import StageContext, cut_model, find_units, put_gates, tied_places
+from hybrid_strategy.parallel.step_random import StepRandom, put_dropouts_apart
 from hybrid_strategy.parallel.tensor.apply import TensorShard, apply_tensor_parallel
 from hybrid_strategy.parallel.tensor.check import assign_styles
 from hybrid_strategy.planning.balance import cut_units, layer_like, parameter_costs
@@ -63,6 +66,20 @@ class Parallelized:
     def num_parameters(self) -> int:
         return sum(torch.Size(shape).numel() for shape in self.shapes.values())
 
+    def note_side_values(self, module: nn.Module, stage: int, loss: Tensor | None) -> None:
+        """In a step that is looked at: what layers of `stage` keep of their own; on the last one, what of it `loss` has taken."""
+        look = self.context.look
+        if look is None or len(self.bounds) == 2:
+            return
+        root = module.get_submodule(self.target) if self.target else module
+        names = self.units[self.bounds[stage] : self.bounds[stage + 1]]
+        kept = kept_values([root.get_submodule(name) for name in names], module)
+        if loss is None:
+            look.kept.update(kept)
+        else:
+            look.taken.update(taken_from_the_side(loss, look.output, kept))
+            look.output = None
+
 
 def parallelize(
     module: nn.Module,
@@ -96,7 +113,7 @@ def parallelize(
     units, bounds, counts = _stages(root, plan, groups, stage_cuts)
     if groups.tensor is not None:
         assign_styles(root, plan, groups.layout.tensor_parallel_size)  # on the whole model, so that no typo hides behind the cut
-    context = StageContext()
+    context = StageContext(_step_random(groups, device))
     cut = StageCut(units, bounds, _owners(groups))
     names = Names.of(module, root, cut)
     absent = _cut(root, cut, groups, context)
@@ -104,8 +121,7 @@ def parallelize(
     shards = _slice(root, plan, groups, absent)
     recomputed = _recomputed(root, plan, absent, groups.layout.activation_checkpoint)
     _split_sequences(root, plan, groups, absent, recomputed, context)
-    if absent:
-        put_gates(root, units, absent, context)
+    _put_gates(root, units, absent, groups, context)
     _rewrap(root, recomputed, _compiled(root, plan, absent) if groups.layout.compile else [], groups.layout.activation_checkpoint)
     for holders in sorted(set(names.holders.values())):
         groups.make_group_among(holders)
@@ -120,9 +136,10 @@ def parallelize(
             source, name = (initialiser, slot.name[len(prefix) :]) if own else (outer, slot.name)
             sharding.materialise(slot, source.whole(name))
     sharding.attach()
-    sharding.cover(root)
+    sharding.cover(root, context.outside)
     made = Parallelized(slots, sharding, context, units, bounds, counts, shapes, target=target)
     made.stage_slots = _stage_slots(root, made)
+    _watch_weights(root, units, absent, slots, groups, context)
     return made
 
 
@@ -203,6 +220,27 @@ def _no_units(root: nn.Module, size: int) -> str:
     )
 
 
+def _put_gates(root: nn.Module, units: Sequence[str], absent: set[str], groups: Groups, context: StageContext) -> None:
+    if has_peers(groups.layout):
+        put_gates(root, units, absent, context)
+    if groups.layout.sequence_parallel:
+        put_dropouts_apart(root, lambda name: not any(name.startswith(f"{unit}.") for unit in units), context.random)
+
+
+def _watch_weights(
+    root: nn.Module, units: Sequence[str], absent: set[str], slots: Sequence[Slot], groups: Groups, context: StageContext
+) -> None:
+    """Notices weights of split layers that a step uses past these; `zero3` notices by itself."""
+    if groups.tensor is not None and groups.layout.sharding != "zero3":
+        context.layers.cover(slots, {i: root.get_submodule(name) for i, name in enumerate(units) if name not in absent})
+
+
+def _step_random(groups: Groups, device: torch.device) -> StepRandom:
+    """Under sequence parallelism tensor-parallel ranks hold other tokens than each other between the tensor-parallel regions."""
+    place = groups.coordinate.tensor_parallel if groups.layout.sequence_parallel else 0
+    return StepRandom(device, has_peers(groups.layout), place)
+
+
 def _owners(groups: Groups) -> tuple[int, ...]:
     """The pipeline rank of every stage."""
     layout = groups.layout
@@ -241,6 +279,7 @@ def _split_sequences(
         return
     tensor_group = groups.tensor if layout.sequence_parallel else None
     region = ContextRegion(groups.context, groups.coordinate.context_parallel, layout.context_parallel_size, tensor_group)
+    region.in_forward = lambda: context.now is not None
     found = find_units_present(root, plan.units or plan.shard_units, set())
     outermost = [name for name in found if not any(name.startswith(f"{other}.") for other in found)]
     styled = [name for name, _ in root.named_modules() if any(matches(pattern, name) for pattern in plan.tensor)]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from hybrid_strategy.errors import LayoutError
+
+_pools: list[ThreadPoolExecutor] = []
 
 
 def _rank() -> int:
@@ -20,6 +24,13 @@ def report(run_dir: Path) -> None:
     sys.stdout.write(f"hello from rank {_rank()}\n")
     sys.stderr.write(f"warning of rank {_rank()}\n")
     (run_dir / f"seen{_rank()}.json").write_text(json.dumps(dict(os.environ)))
+
+
+def leave_a_pool(run_dir: Path) -> None:
+    """A compiler and many a dataset do."""
+    _pools.append(ThreadPoolExecutor(1))
+    _pools[0].submit((run_dir / "worked").touch).result()
+    atexit.register((run_dir / "ended").touch)
 
 
 def fail_on_rank_1(run_dir: Path) -> None:

@@ -81,7 +81,7 @@ def test_weights_used_outside_of_their_layers_are_whole_where_rows_of_them_are_h
 
 
 def test_a_loss_made_of_pieces_of_weights_is_refused() -> None:
-    words = "ranks that share every layer must come to the same loss"
+    words = "a step used a weight of a layer that tensor-parallel ranks split"
     result, why = compare_item(Item("pieces_in_the_loss", 3, _norm, refused={"tp2": words}), LAYOUTS["tp2"])
     assert result == "refused", "\n".join(why[:10])
 

@@ -1,9 +1,12 @@
-"""The random state of each rank: what is a replica draws the same numbers, what is not draws others."""
+"""The random state of each rank: ranks that read the same samples draw the same numbers, others draw others."""
 
 from __future__ import annotations
 
 import hashlib
+import random
+from collections.abc import Sequence
 
+import numpy
 import torch
 
 from hybrid_strategy.spec.layout import Coordinate, Layout
@@ -19,21 +22,47 @@ def keyed_seed(seed: int, name: str) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def random_stream(layout: Layout, coordinate: Coordinate) -> str:
-    """Ranks of one stream draw the same dropout masks: tensor-parallel peers, whose activations are replicas of each other.
+def random_stream(coordinate: Coordinate) -> str:
+    """The name of a rank's stream: that of the samples it reads.
 
-    Data-parallel replicas see other samples and pipeline ranks other layers. Under sequence parallelism the activations of
-    tensor-parallel peers are other parts of the sequence.
+    Tensor-, context- and pipeline-parallel peers work on the same samples, so what hooks and steps draw for these must be the
+    same on all of them; inside of layers they go apart (`parallel.step_random`, `parallel.tensor.random`).
 
-    >>> layout = Layout(tensor_parallel_size=2, pipeline_parallel_size=2)
-    >>> [random_stream(layout, layout.coordinate(rank)) for rank in range(4)]
-    ['pp0_dp0', 'pp0_dp0', 'pp1_dp0', 'pp1_dp0']
+    >>> layout = Layout(data_parallel_size=2, pipeline_parallel_size=2)
+    >>> [random_stream(layout.coordinate(rank)) for rank in range(4)]
+    ['dp0', 'dp1', 'dp0', 'dp1']
     """
-    stream = f"pp{coordinate.pipeline_parallel}_dp{coordinate.data_parallel}"
-    return f"{stream}_tp{coordinate.tensor_parallel}" if layout.sequence_parallel else stream
+    return f"dp{coordinate.data_parallel}"
 
 
-def seed_rank(layout: Layout, coordinate: Coordinate, seed: int) -> None:
-    """Seeds torch's generators of this rank; one process keeps the state the user gave it."""
+def has_peers(layout: Layout) -> bool:
+    """Are there ranks that read the same samples?"""
+    return layout.world_size > layout.data_parallel_size
+
+
+def torch_generators(device: torch.device) -> list[torch.Generator]:
+    """Those that torch draws from on the CPU and on `device`."""
+    if device.type != "cuda":
+        return [torch.default_generator]
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    return [torch.default_generator, torch.cuda.default_generators[index]]
+
+
+def seed_generators(seed: int, generators: Sequence[torch.Generator]) -> None:
+    """Starts Python's and numpy's generators and the given ones of torch anew."""
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    for generator in generators:
+        generator.manual_seed(seed)
+
+
+def seed_rank(layout: Layout, coordinate: Coordinate, seed: int, device: torch.device) -> None:
+    """Seeds torch's generators of this rank; one process keeps the states the user gave it.
+
+    Where ranks read the same samples Python's and numpy's are seeded too: nobody else would make them draw alike.
+    """
+    own = keyed_seed(seed, random_stream(coordinate))
     if layout.world_size > 1:
-        torch.manual_seed(keyed_seed(seed, random_stream(layout, coordinate)))
+        torch.manual_seed(own)
+    if has_peers(layout):
+        seed_generators(own, torch_generators(device))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from hybrid_strategy.parallel.wrapping import Around, Wrapped
 
 _KEPT_OPERATIONS = {
     torch.ops.aten.mm.default,
@@ -39,18 +41,40 @@ def checkpoint_units(units: Sequence[nn.Module], kind: str) -> None:
         return
     contexts = selective_contexts if kind == "selective" else None
     for unit in units:
-        unit.forward = _recomputed(unit.forward, contexts)
+        unit.forward = Wrapped(unit.forward, _recomputing(contexts))
 
 
-def _recomputed(forward: Callable[..., Any], contexts: Callable[..., Any] | None) -> Callable[..., Any]:
+def _recomputing(contexts: Callable[..., Any] | None) -> Around:
     options: dict[str, Any] = {"use_reentrant": False}
     if contexts is not None:
         options["context_fn"] = contexts
 
-    @wraps(forward)
-    def recomputed(*args: Any, **kwargs: Any) -> Any:
+    def recomputing(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         return checkpoint(forward, *args, **options, **kwargs)
 
-    return recomputed
+    return recomputing
+
+
+class _WithoutReentry:
+    """Stands where a model's own `checkpoint(..., use_reentrant=True)` looks for torch's function."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+        return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state)
+
+
+@contextmanager
+def without_reentry(wanted: bool) -> Iterator[None]:
+    """Meanwhile a model's own recomputation is done without entering autograd again: the same gradients.
+
+    With it a unit is called without a graph, so what a stage hands on, and what it has received, would carry no gradient.
+    """
+    before = torch.utils.checkpoint.CheckpointFunction
+    if wanted:
+        torch.utils.checkpoint.CheckpointFunction = _WithoutReentry  # type: ignore[assignment, misc]
+    try:
+        yield
+    finally:
+        torch.utils.checkpoint.CheckpointFunction = before  # type: ignore[misc]

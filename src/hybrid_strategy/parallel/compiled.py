@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch._dynamo import OptimizedModule, config
 from torch._dynamo.exc import Unsupported
 
 from hybrid_strategy.errors import ModelError, message
+from hybrid_strategy.parallel.wrapping import Around, Wrapped, as_it_is
 from hybrid_strategy.spec.layout import Layout
 
 BACKEND = "inductor"
@@ -40,17 +40,20 @@ def compile_units(units: Sequence[nn.Module], whole: bool) -> None:
     settings["recompile_limit"] = _VARIANTS * len(units)  # they share one code, and may differ in a number that it reads
     config.skip_nnmodule_hook_guards = False  # else hooks that come or go later, on modules within a layer, are not noticed
     for unit in units:
-        forward = torch.compile(unit.forward, **settings)
-        unit.forward = _explained(forward, type(unit).__name__) if whole else forward
+        compiled = torch.compile(unit.forward, **settings)
+        unit.forward = Wrapped(unit.forward, _explained(compiled, type(unit).__name__) if whole else _plain(compiled), as_it_is)
 
 
-def _explained(forward: Callable[..., Any], layer: str) -> Callable[..., Any]:
-    """`forward`, whose graph may have no breaks, with a refusal that says what to set."""
+def _plain(compiled: Callable[..., Any]) -> Around:
+    return lambda forward, *args, **kwargs: compiled(*args, **kwargs)
 
-    @wraps(forward)
-    def explained(*args: Any, **kwargs: Any) -> Any:
+
+def _explained(compiled: Callable[..., Any], layer: str) -> Around:
+    """`compiled`, whose graph may have no breaks, with a refusal that says what to set."""
+
+    def explained(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
-            return forward(*args, **kwargs)
+            return compiled(*args, **kwargs)
         except Unsupported as error:
             rule = "with activation_checkpoint=selective every layer must compile as one graph"
             numbers = f"{layer}: {_cause(error)}"

@@ -16,14 +16,19 @@ import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from hybrid_strategy.errors import ModelError, message
+from hybrid_strategy.parallel.activation_checkpoint import without_reentry
 from hybrid_strategy.parallel.ghosts import ghost_of, is_ghost, shown
+from hybrid_strategy.parallel.outside import OutsideCalls
+from hybrid_strategy.parallel.past_layers import LayerWatch
+from hybrid_strategy.parallel.side_values import Place
+from hybrid_strategy.parallel.step_random import StepRandom
 from hybrid_strategy.parallel.trees import has_nan, iterate_tensors, map_tensors
 from hybrid_strategy.parallel.valueless import lose
 from hybrid_strategy.spec.parallel_plan import matches
@@ -102,16 +107,54 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-class StageContext:
-    """Shared by all gates of a model; `now` is `None` while no stage is being played, and then the gates are open."""
+@dataclass
+class Look:
+    """What a rank notes in a step that is looked at closely, for all ranks to compare after it.
 
-    def __init__(self) -> None:
+    Attributes:
+        inputs: what the first unit is called with for the first micro-batch.
+        refused: what the step may not do.
+        output: of the last unit, until the loss is made.
+        kept: where layers of earlier stages have kept values beside their output.
+        taken: where the loss has taken such values of the last stage.
+    """
+
+    inputs: list[Tensor] = field(default_factory=list)
+    refused: list[ModelError] = field(default_factory=list)
+    output: Any = None
+    kept: set[Place] = field(default_factory=set)
+    taken: set[Place] = field(default_factory=set)
+
+
+class StageContext:
+    """Shared by all gates of a model; `now` is `None` while no stage is being played, and then the gates are open.
+
+    Args:
+        random: the random states of steps.
+    """
+
+    def __init__(self, random: StepRandom | None = None) -> None:
+        self.look: Look | None = None
+        self.layers = LayerWatch(self.refuse)
+        self.outside = OutsideCalls()
+        self.random = random or StepRandom(torch.device("cpu"), shared=False)
         self.now: StageNow | None = None
         self.leaving: Callable[[Any], Any] = _as_it_is
         """Makes plain tensors of a stage's output."""
         self.arriving: Callable[[Any], Any] = _as_it_is
         """Makes of what was received what the unit before would have returned."""
         self._checked: set[str] = set()
+
+    def refuse(self, error: ModelError) -> None:
+        """Raises `error` now, or lets the step be played to its end with values that nobody will use."""
+        if self.look is None:
+            raise error
+        self.look.refused.append(error)
+
+    def note_step_inputs(self, index: int, given: Iterable[Tensor]) -> None:
+        """A unit is reached, here or on another rank, with these tensors."""
+        if index == 0 and self.look is not None and not self.look.inputs:
+            self.look.inputs.extend(given)
 
     def check_inputs(self, unit: str, inputs: Any) -> None:
         """The first time a unit is played: refuses a value that an earlier unit than the last has made.
@@ -126,7 +169,13 @@ class StageContext:
         if has_nan(inputs) and not has_nan(self.now.received):
             rule = "only the output of the unit before it crosses a cut, and it is given a value that an earlier unit made"
             advice = "Let the units in between hand it on, e.g. return (memory, x), or cut elsewhere with stage_cuts"
-            raise ModelError(message("parallel_plan.units", unit, rule, "", advice))
+            self.refuse(ModelError(message("parallel_plan.units", unit, rule, "", advice)))
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around the passes of a step."""
+        with self.outside.step(), self.random.step(), without_reentry(self.random.shared):
+            yield
 
     def forget_checks(self) -> None:
         """The next play of each unit is its first."""
@@ -158,7 +207,7 @@ class AbsentUnit(nn.Module):
         if self.__dict__["_context"].now is None:
             return self.__dict__["_own_parameters"]  # type: ignore[no-any-return]
         device = next((each.device for each in iterate_tensors(self._context.now.received)), None)
-        return {name: _unusable(each, device) for name, each in self.ghost.named_parameters()}
+        return {name: _unusable(each, device, self._context) for name, each in self.ghost.named_parameters()}
 
     @_parameters.setter
     def _parameters(self, empty: dict[str, nn.Parameter | None]) -> None:
@@ -188,22 +237,35 @@ class AbsentUnit(nn.Module):
                     "Call the model from training_step, validation_step, test_step or predict_step",
                 )
             )
-        return self._context.arriving(now.skipped(self._unit_index, iterate_tensors((args, kwargs))))
+        return skip_unit(self._context, now, self._unit_index, (args, kwargs))
 
 
-def _unusable(parameter: nn.Parameter, device: torch.device | None) -> nn.Parameter:
+def skip_unit(context: StageContext, now: StageNow, index: int, given: Any) -> Any:
+    """Instead of a unit that belongs to an earlier stage."""
+    tensors = list(iterate_tensors(given))
+    context.note_step_inputs(index, tensors)
+    context.random.skip_unit()
+    try:
+        output = now.skipped(index, tensors)
+    except ModelError as error:
+        context.refuse(error)
+        output = now.received
+    return context.arriving(output)
+
+
+def _unusable(parameter: nn.Parameter, device: torch.device | None, context: StageContext) -> nn.Parameter:
     """What a step sees of a parameter of another rank; one that is tied to one of this rank is that one."""
     if not is_ghost(parameter):
         return parameter
     shown_as = nn.Parameter(parameter.detach().to(device), requires_grad=parameter.requires_grad)
-    lose(shown_as, _refuse_use)
+    lose(shown_as, partial(_refuse_use, context))
     return shown_as
 
 
-def _refuse_use() -> None:
+def _refuse_use(context: StageContext) -> None:
     rule = "a step used a parameter of another pipeline rank outside of the model's forward"
     advice = "Use weight_decay of the optimizer instead of a norm in the loss, or set pipeline_parallel_size=1"
-    raise ModelError(message("module", "the pipeline's model", rule, "This rank holds only its own stages", advice))
+    context.refuse(ModelError(message("module", "the pipeline's model", rule, "This rank holds only its own stages", advice)))
 
 
 class _Gate:
@@ -214,15 +276,18 @@ class _Gate:
     _unit_name: str
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        now = self._stage_context.now
-        if now is None:
-            return super().__call__(*args, **kwargs)  # type: ignore[misc]
-        if self._unit_index < now.start:
-            return self._stage_context.arriving(now.skipped(self._unit_index, iterate_tensors((args, kwargs))))
-        self._stage_context.check_inputs(self._unit_name, (args, kwargs))
-        output = super().__call__(*args, **kwargs)  # type: ignore[misc]
-        if self._unit_index == now.stop - 1 and not now.is_last:
-            raise StageOutput(self._stage_context.leaving(output))
+        context, now = self._stage_context, self._stage_context.now
+        if now is not None and self._unit_index < now.start:
+            return skip_unit(context, now, self._unit_index, (args, kwargs))
+        if now is not None:
+            context.note_step_inputs(self._unit_index, iterate_tensors((args, kwargs)))
+            context.check_inputs(self._unit_name, (args, kwargs))
+        with context.outside.call(), context.random.unit(), context.layers.inside(self._unit_index):
+            output = super().__call__(*args, **kwargs)  # type: ignore[misc]
+        if now is not None and self._unit_index == now.stop - 1 and not now.is_last:
+            raise StageOutput(context.leaving(output))
+        if now is not None and self._unit_index == now.stop - 1 and context.look is not None:
+            context.look.output = output
         return output
 
 

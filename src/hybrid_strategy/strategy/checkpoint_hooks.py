@@ -15,7 +15,6 @@ from hybrid_strategy.checkpoint.folder import refuse_url
 from hybrid_strategy.checkpoint.saving import SaveOptions
 from hybrid_strategy.checkpoint.search import instead_of
 from hybrid_strategy.data.position import MeshPosition
-from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.errors import CheckpointError, message
 from hybrid_strategy.parallelize import Parallelized
 from hybrid_strategy.strategy import _lightning
@@ -43,11 +42,6 @@ class CheckpointHooks(WorldStrategy):
     _writer: CheckpointWriter | None = None
     _average: ShardedAverage | None = None
     options: Options
-
-    @property
-    @abstractmethod
-    def groups(self) -> Groups:
-        """This rank's place and process groups."""
 
     @property
     @abstractmethod
@@ -219,7 +213,7 @@ class CheckpointHooks(WorldStrategy):
         put_logged_values(trainer, loaded.logged)
         if resumption is not None:
             settle(trainer, resumption.standing)
-        restore_random_state(self.groups.layout, self.groups.coordinate, loaded.random_state)
+        restore_random_state(self.groups.coordinate, loaded.random_state)
 
     def on_train_end(self) -> None:
         self.writer.finish()

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from hybrid_strategy.data.loader import mesh_dataloader
 from hybrid_strategy.data.mesh_loader import MeshLoader
 from hybrid_strategy.distributed.gradient_norm import total_norm
-from hybrid_strategy.distributed.groups import Groups, build_groups
+from hybrid_strategy.distributed.groups import build_groups
 from hybrid_strategy.distributed.random_state import seed_rank
 from hybrid_strategy.parallel.ghosts import leave_out_ghosts
 from hybrid_strategy.parallel.stages import whole_model_shown
@@ -151,7 +151,6 @@ class HybridParallelStrategy(StopHooks):
         )
         self.automatic = False
         self._layout: Layout | None = None
-        self._groups: Groups | None = None
         self._made: Parallelized | None = None
         self._engine: StepEngine | None = None
         self._made_of: pl.LightningModule | None = None
@@ -165,13 +164,6 @@ class HybridParallelStrategy(StopHooks):
         if self._layout is None:
             self._layout = self.options.layout(self.num_nodes * self.num_processes)
         return self._layout
-
-    @property
-    def groups(self) -> Groups:
-        """This rank's place and process groups, known once the processes have been joined."""
-        if self._groups is None:
-            raise RuntimeError("the process groups are made in setup_environment, which has not run yet")
-        return self._groups
 
     @property
     def device_mesh(self) -> DeviceMesh:
@@ -266,7 +258,7 @@ class HybridParallelStrategy(StopHooks):
         if self.options.initial_weights is not None:
             certificate = StateKeeper(module, self._made, self.groups).begin_with(self.options.initial_weights)
             _lightning.rank_zero_info("\n".join(certificate.lines()))
-        seed_rank(self.layout, self.groups.coordinate, run_seed(self.options.seed))
+        seed_rank(self.layout, self.groups.coordinate, run_seed(self.options.seed), self.root_device)
         remember(module, self._made, self.groups, self.options.stage_cuts)
         self._make_engine(module, plan)
 

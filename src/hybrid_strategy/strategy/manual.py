@@ -56,6 +56,7 @@ class ManualStep:
         self._running, self._share = True, self._engine.share_of(call)
         vars(module)["toggle_optimizer"] = self._then_follow(module, "toggle_optimizer")
         vars(module)["untoggle_optimizer"] = self._then_follow(module, "untoggle_optimizer")
+        self._engine.enter(call.kind)
         self._show_whole()
         try:
             return self._engine.run_whole(call)
@@ -71,7 +72,8 @@ class ManualStep:
         sharding.begin()
         # a gradient may be summed over the ranks before it is handed over, so each rank's share must be in it from the start
         weighing = loss.register_hook(lambda gradient: gradient * self._share) if loss.requires_grad else None
-        result = run()
+        with self._made.context.layers.used():
+            result = run()
         if weighing is not None:
             weighing.remove()
         sharding.after_backward(slots)

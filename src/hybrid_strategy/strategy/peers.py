@@ -1,12 +1,15 @@
 """Ranks that share samples must have the same ones, and ranks that share every layer must come to the same loss from them.
 
-Both are asked at the first batch of a run. Samples differ where every process makes its own data without a seed: a pipeline would
-then pair one rank's inputs with another's labels. Losses differ where a step reads weights past the layers (a norm in the loss:
-each rank has a piece), or draws numbers from a generator that is not torch's: each rank would then train another model.
+Both are asked now and then. Samples differ where every process makes its own data without a seed, or where a hook
+or the step changes them by numbers from a generator of its own: a pipeline would then pair one rank's inputs with another's
+labels. Losses differ where a step reads weights past the layers (a norm in the loss: each rank has a piece), or draws such
+numbers: each rank would then train another model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,8 +17,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hybrid_strategy.distributed.groups import Groups
+from hybrid_strategy.distributed.random_state import has_peers
 from hybrid_strategy.errors import DataError, ModelError, message
+from hybrid_strategy.parallel.stages import Look, StageContext
 from hybrid_strategy.parallel.trees import Path, tensors_of
+from hybrid_strategy.strategy.cadence import Cadence
 
 _ROUNDING = 1e-5
 """Sums over ranks end in the same bits on all of them, so this is room enough for kernels that add in any order."""
@@ -31,16 +37,15 @@ class Peers:
     Args:
         groups: this rank's place.
         device: where the loss is compared.
+        cadence: in which training steps inputs and losses are compared.
     """
 
-    def __init__(self, groups: Groups, device: torch.device) -> None:
-        self._groups, self._device = groups, device
-        self._asked = False
+    def __init__(self, groups: Groups, device: torch.device, cadence: Cadence) -> None:
+        self._groups, self._device, self._cadence = groups, device, cadence
         self._seen: set[str] = set()
 
     def restart(self) -> None:
         """The next batch is the first of a run."""
-        self._asked = False
         self._seen.clear()
 
     def check_samples(self, stage: str, batch: Any) -> None:
@@ -49,25 +54,85 @@ class Peers:
         Raises:
             DataError: on every rank: ranks that must see the same samples do not.
         """
-        layout = self._groups.layout
-        if stage in self._seen or layout.world_size == layout.data_parallel_size:
+        if stage in self._seen or not has_peers(self._groups.layout):
             return
         self._seen.add(stage)
+        apart = self._apart([_fingerprint(*each) for each in tensors_of(batch)])
+        if apart is not None:
+            rule = "ranks that share a model read the same data, as every process makes it, and these differ"
+            numbers = f"The first batch to {stage} is another on rank {apart[0]} than on rank {apart[1]}"
+            advice = "Call seed_everything before the data is made, or give its generator a seed"
+            raise DataError(message("dataset", "another on every rank", rule, numbers, advice))
+
+    def _apart(self, prints: list[Any]) -> tuple[int, int] | None:
+        """Two ranks that read the same samples and bring other `prints`; a collective of all ranks."""
+        layout = self._groups.layout
         found: list[Any] = [None] * layout.world_size
-        dist.all_gather_object(found, [_fingerprint(*each) for each in tensors_of(batch)])
+        dist.all_gather_object(found, prints)
         first: dict[int, int] = {}
-        for rank, prints in enumerate(found):
+        for rank, each in enumerate(found):
             peer = first.setdefault(layout.coordinate(rank).data_parallel, rank)
-            if prints != found[peer]:
-                rule = "ranks that share a model read the same data, as every process makes it, and these differ"
-                numbers = f"The first batch to {stage} is another on rank {rank} than on rank {peer}"
-                advice = "Call seed_everything before the data is made, or give its generator a seed"
-                raise DataError(message("dataset", "another on every rank", rule, numbers, advice))
+            if each != found[peer]:
+                return rank, peer
+        return None
+
+    @contextmanager
+    def noting(self, context: StageContext, kind: str) -> Iterator[None]:
+        """Around the play of a step: compares what it gives to the model; a collective of all ranks.
+
+        Args:
+            kind: `train`, or of an evaluation, of which the first step is looked at.
+
+        Raises:
+            ModelError: on every rank: one of them has found what a step may not do, or what it gives to the model differs.
+        """
+        looks = self._cadence.looks if kind == "train" else f"{kind} step" not in self._seen
+        self._seen.add(f"{kind} step")
+        if not looks or not has_peers(self._groups.layout):
+            yield
+            return
+        look = context.look = Look()
+        try:
+            yield
+        except Exception as error:
+            if look.refused:  # what was played on with has led to it
+                raise look.refused[0] from error
+            raise
+        finally:
+            context.look = None
+        self._tell(look)
+        self._compare_inputs(look.inputs)
+
+    def _tell(self, look: Look) -> None:
+        mine = (str(look.refused[0]) if look.refused else None, look.kept, look.taken)
+        found: list[Any] = [mine] * self._groups.layout.world_size
+        dist.all_gather_object(found, mine)
+        refused, kept, taken = zip(*found, strict=True)
+        lost = sorted(set().union(*kept) & set().union(*taken))
+        if lost:
+            rule = "only its output gets to the next stage of a pipeline, and the loss uses what layers keep beside it"
+            numbers = f"{lost[0][0]}.{lost[0][1]} of layers of other stages would be left out"
+            advice = "Let the layers hand it on with their output, as a tuple, or set pipeline_parallel_size=1"
+            raise ModelError(message("training_step", "its loss", rule, numbers, advice))
+        for text in refused:
+            if text is not None:
+                raise ModelError(text)
+
+    def _compare_inputs(self, inputs: list[Tensor]) -> None:
+        apart = self._apart([_fingerprint((str(index),), each) for index, each in enumerate(inputs)])
+        if apart is not None:
+            rule = "ranks that share a model must give it the same values for the same samples"
+            numbers = f"They differ between rank {apart[0]} and rank {apart[1]} in step {self._cadence.steps} of this run"
+            advice = (
+                "Draw with torch, numpy.random or random and leave their seeds to the strategy; a generator of your own needs "
+                "a seed that all ranks share"
+            )
+            raise ModelError(message("training_step", "the inputs of its model", rule, numbers, advice))
 
     def apart(self, loss: Tensor) -> Tensor:
-        """1 where the ranks of this group differ in the first step, else 0; a collective of ranks that hold the last stage."""
+        """1 where the ranks of this group differ in this step, else 0; a collective of ranks that hold the last stage."""
         no = torch.zeros((), dtype=torch.float64, device=self._device)
-        if self._groups.tensor is None or self._asked:
+        if self._groups.tensor is None or not self._cadence.looks:
             return no
         ends = torch.nan_to_num(torch.stack([loss, -loss])).to(self._device)
         dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=self._groups.tensor)
@@ -79,7 +144,6 @@ class Peers:
         Raises:
             ModelError: the losses differ.
         """
-        self._asked = True
         if apart:
             rule = "ranks that share every layer must come to the same loss for the same samples"
             numbers = (

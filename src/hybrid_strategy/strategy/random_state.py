@@ -11,7 +11,7 @@ import numpy
 import torch
 
 from hybrid_strategy.distributed.random_state import keyed_seed, random_stream
-from hybrid_strategy.spec.layout import Coordinate, Layout
+from hybrid_strategy.spec.layout import Coordinate
 
 RandomState = dict[str, Any]
 
@@ -54,25 +54,17 @@ def seed_random_state(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def restore_random_state(layout: Layout, coordinate: Coordinate, saved: Mapping[str, RandomState]) -> None:
+def restore_random_state(coordinate: Coordinate, saved: Mapping[str, RandomState]) -> None:
     """Goes on with the random numbers of `coordinate`.
 
-    Ranks of one stream (`random_stream`) draw the same numbers, so a new peer takes the state of an old one. A stream that the
-    saved layout did not have starts from the checkpoint and its name.
+    Ranks that read the same samples draw the same numbers (`random_stream`), so a rank that the saved layout did not have takes
+    the state of another with the same samples. A stream that is not in the checkpoint starts from it and from its own name.
     """
-    state = _state_for(layout, coordinate, saved)
+    stream = random_stream(coordinate)
+    of_stream = [saved[key] for key in sorted(saved) if stream in key.split("_")]
+    state = saved.get(coordinate_key(coordinate), next(iter(of_stream), None))
     if state is not None:
         put_random_state(state)
     elif saved:
         first = hashlib.sha256(saved[min(saved)]["torch"].numpy().tobytes()).hexdigest()
-        seed_random_state(keyed_seed(0, first + random_stream(layout, coordinate)))
-
-
-def _state_for(layout: Layout, coordinate: Coordinate, saved: Mapping[str, RandomState]) -> RandomState | None:
-    own = coordinate_key(coordinate)
-    prefix = own.removesuffix(str(coordinate.tensor_parallel))
-    peers = [saved[key] for key in sorted(saved) if key.startswith(prefix)]
-    alike = all(torch.equal(each["torch"], peers[0]["torch"]) for each in peers)
-    if layout.sequence_parallel:  # each peer a stream of its own
-        return saved.get(own) if coordinate.tensor_parallel == 0 or not alike else None
-    return saved[own] if own in saved and alike else next(iter(peers), None)
+        seed_random_state(keyed_seed(0, first + stream))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import timedelta
@@ -20,18 +20,20 @@ from hybrid_strategy.parallel.compiled import uncompiled
 from hybrid_strategy.parallel.frozen import ThawWatch
 from hybrid_strategy.parallel.parameters import Slot
 from hybrid_strategy.parallel.player import Player
-from hybrid_strategy.parallel.shell import Shell, whole_of
 from hybrid_strategy.parallel.stages import StageNow, StageOutput
 from hybrid_strategy.parallel.transport import Transport
-from hybrid_strategy.parallel.trees import Cut, map_tensors, tensors_of
+from hybrid_strategy.parallel.trees import Cut, map_tensors
 from hybrid_strategy.parallelize import Parallelized
 from hybrid_strategy.planning.layouts import find_schedule
 from hybrid_strategy.spec.table import ScheduleTable
 from hybrid_strategy.strategy.batch_cutting import BatchCutter
+from hybrid_strategy.strategy.cadence import Cadence
 from hybrid_strategy.strategy.outputs import combine_outputs, read_loss, token_count
+from hybrid_strategy.strategy.own_clipping import OwnClipping
 from hybrid_strategy.strategy.peers import Peers
+from hybrid_strategy.strategy.replicas import Replicas
 from hybrid_strategy.strategy.routed_log import LogRouter
-from hybrid_strategy.strategy.step_call import Play, PlayedAgain, StepCall
+from hybrid_strategy.strategy.step_call import Play, PlayedAgain, StepCall, finished, signature_of
 from hybrid_strategy.strategy.whereabouts import Whereabouts
 
 _TOKENS_PER_ROW = 1024.0
@@ -81,7 +83,11 @@ class StepEngine:
         self._last_backwards: frozenset[tuple[int, int]] = frozenset()
         self._in_one_stage = self._slots_in_one_stage()
         self.last_loss: Tensor | None = None
-        self.peers = Peers(groups, device)
+        self.cadence = Cadence()
+        self.peers = Peers(groups, device, self.cadence)
+        self.replicas = Replicas(made, groups, device, self.cadence)
+        self._clipping = OwnClipping(made, groups, device)
+        self._last_kind = ""
 
     def table(self, num_microbatches: int, train: bool) -> ScheduleTable:
         """The table of so many micro-batches."""
@@ -110,6 +116,9 @@ class StepEngine:
         self.router.attach(trainer, self.rows_of, self.whereabouts, meet)
         self.whereabouts.start_watch(timeout)
         self.peers.restart()
+        self.cadence.restart()
+        self._clipping.start()
+        self._last_kind = ""
         if self._thaw_watch is not None:
             self._thaw_watch.restart()
 
@@ -117,6 +126,8 @@ class StepEngine:
         """Gives the module back: nothing of it is watched any more."""
         self.router.metrics.release()
         self.whereabouts.stop_watch()
+        self._clipping.stop()
+        self.made.context.outside.meet = None
         self._last_call, self._last_batch = None, (None, 0.0)
 
     def rows_of(self, batch: Any) -> float:
@@ -138,15 +149,20 @@ class StepEngine:
         if self._thaw_watch is not None:
             held = [self.made.sharding.optimizer_parameter(slot) for slot in self.made.slots]
             self._thaw_watch.before_step([each.requires_grad for each in held])
-        self._run(play, train=True)
+        with self.peers.noting(self.made.context, "train"):
+            self._run(play, train=True)
         self.made.sharding.take()
         return self._finish_training(play)
 
     def evaluate(self, call: StepCall) -> Any:
         """Forward passes only; returns what the user's step returned, joined over micro-batches, on every pipeline rank."""
         play = Play(call, self._cut(call), 1.0, 1.0)
-        if not self._may_be_left_out(call):
-            self._run(play, train=False)
+        with self.peers.noting(self.made.context, call.kind):
+            if self._may_be_left_out(call):
+                self._begin(call)
+                self._end(train=False)
+            else:
+                self._run(play, train=False)
         _, outputs = self.router.share(call.kind, (), (), self._joined(play))
         return outputs
 
@@ -156,10 +172,13 @@ class StepEngine:
         rows = float(self._cutter.rows_of(call.batch) if call.real_rows is None else call.real_rows)
         self._last_batch = (call.batch, rows)
         self.router.metrics.begin()
-        with self.router.quick.recording(call.kind), self.router.metrics.watching(rows > 0), call.context():
+        context, recording = self.made.context, self.router.quick.recording(call.kind)
+        watch = context.layers.step(self.cadence.looks_at(call.kind))
+        with context.step(), watch, recording, self.router.metrics.watching(rows > 0), call.context():
+            context.random.micro_batch(0)
             output = call.function(call.batch, *call.arguments)
         self.router.recorder.commit(rows, rows, counts=rows > 0)
-        _, outputs = self.router.share(call.kind, (), (), map_tensors(_finished, output))
+        _, outputs = self.router.share(call.kind, (), (), map_tensors(finished, output))
         return outputs
 
     def share_of(self, call: StepCall) -> float:
@@ -178,6 +197,7 @@ class StepEngine:
         """The accumulation window ends: sums its gradients over the data-parallel ranks."""
         self._batches_in_window = 0
         self.made.sharding.reduce()
+        self.made.sharding.mark_changed()  # they are reduced for a step, which the user's code may make in its own way
 
     def reduce_early(self) -> None:
         """The next batch ends the window: its gradients go out as they come, where the window holds no others."""
@@ -211,11 +231,14 @@ class StepEngine:
         now = StageNow(start, stop, stage == self._last_stage, received)
         counts = play.cut.rows[micro_batch] > 0
         router = self.router
+        context = self.made.context
+        context.random.micro_batch(micro_batch)
         try:
-            recording = router.quick.recording(play.call.kind)
-            with recording, router.metrics.watching(counts), play.call.context(), self.made.context.play(now):
-                output = play.call.function(play.cut.micro_batches[micro_batch], *play.call.arguments)
+            recording, watch = router.quick.recording(play.call.kind), context.layers.step(self.cadence.looks_at(play.call.kind))
+            with recording, router.metrics.watching(counts), play.call.context(), context.play(now), watch:
+                output = play.call.function(self._handed(play.cut.micro_batches[micro_batch]), *play.call.arguments)
         except StageOutput as leaving:
+            self.made.note_side_values(self.module, stage, None)
             return leaving.value
         return self._finish_forward(play, output, micro_batch)
 
@@ -286,30 +309,52 @@ class StepEngine:
     def _run(self, play: Play, train: bool) -> None:
         self._play = play
         self.router.metrics.begin()
-        signatures = [_signature(each) for each in play.cut.micro_batches]
+        signatures = [signature_of(each) for each in play.cut.micro_batches]
         if self._transport is not None and not all(signatures):
             self._transport.forget()  # a batch that shows no tensors: nothing tells its shapes from those of others
             signatures = [each or (index,) for index, each in enumerate(signatures)]
-        self.made.sharding.begin()
+        self._begin(play.call)
         try:
             table = self.table(len(play.cut.rows), train)
             self._last_backwards = table.last_backwards(self._rank) if train else frozenset()
-            self.player.play(table, self, signatures)
+            with self.made.context.step():
+                self.player.play(table, self, signatures)
         finally:
             self._play = None
-            self.made.sharding.end()
-            if not train:
-                self.made.sharding.put_back()
+            self._end(train)
         self.whereabouts.after_cells("the exchange of loss and logged values")
+
+    def enter(self, kind: str) -> None:
+        """Hooks between two kinds of steps may have changed parameters."""
+        if kind != self._last_kind:
+            self._last_kind = kind
+            self.made.sharding.mark_changed()
+
+    def _begin(self, call: StepCall) -> None:
+        """The module computes with whole parameters from now on."""
+        self.enter(call.kind)
+        self.made.sharding.begin()
+
+    def _end(self, train: bool) -> None:
+        self.made.sharding.end()
+        if not train:
+            self.made.sharding.put_back()
+
+    def _handed(self, micro_batch: Any) -> Any:
+        """What the user's step gets, to do with as it likes: it runs on the same samples again for each stage of this rank."""
+        if self.groups.layout.stages_per_rank == 1:
+            return micro_batch
+        return map_tensors(lambda _, tensor: tensor.clone(), micro_batch)
 
     def _finish_forward(self, play: Play, output: Any, micro_batch: int) -> Any:
         rows = float(play.cut.rows[micro_batch])
-        play.outputs[micro_batch] = map_tensors(_finished, output)
+        play.outputs[micro_batch] = map_tensors(finished, output)
         if play.call.kind != "train":
             tokens = token_count(output)
             self.router.recorder.commit(rows, rows if tokens is None else tokens, counts=rows > 0)
             return None
         found = read_loss(output, rows)
+        self.made.note_side_values(self.module, self._last_stage, found.loss)
         found = found if rows else replace(found, weight=0.0)
         self.router.recorder.commit(rows, found.weight, counts=rows > 0)
         play.losses[micro_batch] = replace(found, loss=found.loss.detach())
@@ -352,13 +397,3 @@ class StepEngine:
         rows = play.cut.rows
         order = [each for each in sorted(play.outputs) if rows[each] > 0] or sorted(play.outputs)[:1]
         return combine_outputs([play.outputs[each] for each in order], [rows[each] for each in order]) if order else None
-
-
-def _finished(_: Any, tensor: Tensor) -> Tensor:
-    """A returned tensor as one device has it."""
-    return (whole_of(tensor) if isinstance(tensor, Shell) else tensor).detach()
-
-
-def _signature(micro_batch: Any) -> tuple[Hashable, ...]:
-    """Tells the shapes of a micro-batch from those of others; empty where it shows no tensors."""
-    return tuple((path, tuple(tensor.shape), tensor.dtype) for path, tensor in tensors_of(micro_batch))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-from hybrid_strategy.parallel.trees import Cut
+from torch import Tensor
+
+from hybrid_strategy.parallel.shell import Shell, whole_of
+from hybrid_strategy.parallel.trees import Cut, tensors_of
 from hybrid_strategy.strategy.outputs import StepLoss
 
 
@@ -64,3 +67,13 @@ class PlayedAgain:
     micro_batches: list[Any] = field(default_factory=list)
     rows: list[tuple[int, ...]] = field(default_factory=list)
     outputs: dict[int, Any] = field(default_factory=dict)
+
+
+def finished(_: Any, tensor: Tensor) -> Tensor:
+    """A returned tensor as one device has it."""
+    return (whole_of(tensor) if isinstance(tensor, Shell) else tensor).detach()
+
+
+def signature_of(micro_batch: Any) -> tuple[Hashable, ...]:
+    """Tells the shapes of a micro-batch from those of others; empty where it shows no tensors."""
+    return tuple((path, tuple(tensor.shape), tensor.dtype) for path, tensor in tensors_of(micro_batch))

@@ -46,6 +46,7 @@ class Steps:
         if _lightning.ready_to_step(self._module.trainer):
             self._engine.reduce_early()
         with self.doing(call):
+            self._look_closely(call)
             loss, output = self._engine.train(call, scale)
         carried = loss_with_hand_over(loss, lambda gradient: self._receive(gradient, scale))
         return {**output, "loss": carried} if isinstance(output, Mapping) else carried
@@ -54,6 +55,7 @@ class Steps:
         """Runs the step of a module that calls backward itself."""
         call = self.call("train", args, kwargs)
         with self.doing(call):
+            self._look_closely(call)
             return manual.run(call, self._module)
 
     def evaluate(self, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -89,6 +91,10 @@ class Steps:
         if loader.mesh_source.batch_size is None and loader.mesh_source.batch_sampler is None and call.real_rows:
             call.real_rows = call.run_rows = None  # an item of the loader is a whole batch: it does not count samples
         return call
+
+    def _look_closely(self, call: StepCall) -> None:
+        self._engine.cadence.begin(of_epoch=self._batch_index(call.kind, call.arguments) == 0)
+        self._engine.replicas.check()
 
     def _loader(self, kind: str, rest: Sequence[Any]) -> Any:
         loaders: Any = getattr(self._module.trainer, _LOADERS[kind])

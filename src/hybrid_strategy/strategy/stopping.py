@@ -17,7 +17,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from hybrid_strategy.checkpoint.stop_request import REQUEST
-from hybrid_strategy.errors import CheckpointError, PreemptedError, message
+from hybrid_strategy.errors import CheckpointError, ModelError, PreemptedError, message
 from hybrid_strategy.strategy import _lightning
 from hybrid_strategy.strategy.checkpoint_hooks import CheckpointHooks
 from hybrid_strategy.strategy.requeue import requeue
@@ -43,13 +43,14 @@ class StoppedBySignal(PreemptedError, SystemExit):  # noqa: N818 - it is no fail
         self.name, self.step, self.checkpoint = name, step, checkpoint
 
 
-_STEP, _SAVE = 0, 1
+_STEP, _SAVE, _CALL = 0, 1, 2
 
 
 class StepBoundary:
     """Lets all ranks see the same news at the same step: one reduction of 32 bytes on the host each time.
 
-    Saving meets here too, in the same collective: a rank that saves alone meets the next step of the others, and all are told.
+    Saving meets here too, in the same collective: a rank that saves alone meets the next step of the others, and all are told. So
+    does a call of the model in a hook, where layers are spread over ranks.
     Making one is collective: its group is its own, so that it never meets anything else.
 
     Args:
@@ -88,17 +89,31 @@ class StepBoundary:
         if not self._alone:
             self._meet(_SAVE, False)
 
+    def meet_to_call(self) -> None:
+        """Returns when all ranks are about to call the model outside of a step. Collective.
+
+        Raises:
+            ModelError: on every rank: some of them do not.
+        """
+        if not self._alone:
+            self._meet(_CALL, False)
+
     def _meet(self, purpose: int, save_failed: bool) -> tuple[int, bool]:
         news = torch.tensor([REQUEST.signal_number, save_failed, purpose, -purpose], dtype=torch.int64)
         dist.all_reduce(news, op=dist.ReduceOp.MAX, group=self._group)
         number, failed, highest, lowest = news.tolist()
         if highest != -lowest:
-            self._tell_who_saves(purpose)
+            self._tell_who_is_alone(purpose)
         return number, bool(failed)
 
-    def _tell_who_saves(self, purpose: int) -> NoReturn:
+    def _tell_who_is_alone(self, purpose: int) -> NoReturn:
         purposes: list[int | None] = [None] * dist.get_world_size()
         dist.all_gather_object(purposes, purpose, group=self._group)
+        if _CALL in purposes:
+            calling = ", ".join(str(rank) for rank, each in enumerate(purposes) if each == _CALL)
+            rule = "its layers are spread over ranks, so that all of them must call it"
+            advice = "Call it in the hook on every rank, and use what it returns inside the rank-zero block only"
+            raise ModelError(message("module", f"called in a hook on rank {calling} only", rule, "", advice))
         saving = ", ".join(str(rank) for rank, each in enumerate(purposes) if each == _SAVE)
         rule, advice = "every rank writes its part", "Call it on every rank, never inside a rank-zero block"
         raise CheckpointError(message("trainer.save_checkpoint", f"called on rank {saving} only", rule, "", advice))
@@ -113,7 +128,7 @@ class StopHooks(CheckpointHooks):
         """To be called by every rank when a run is set up."""
         if trainer.state.fn != TrainerFn.FITTING and not REQUEST.listening:
             _lightning.give_back_signals(trainer)
-            self._boundary = None
+            self._boundary = self.made.context.outside.meet = None
             return
         if not REQUEST.listening:
             number = self._requeue_signal
@@ -121,6 +136,10 @@ class StopHooks(CheckpointHooks):
         else:
             _lightning.take_over_signals(trainer, _nothing, _nothing)
         self._boundary = self._boundary or StepBoundary(self.options.timeout)
+        layout = self.groups.layout
+        spread = max(layout.tensor_parallel_size, layout.context_parallel_size) > 1
+        spread |= layout.sharding == "zero3" and layout.state_shards > 1
+        self.made.context.outside.meet = self.meet_to_call if spread else None
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
         """Asks, before each batch of training and of validation, whether to go on.
@@ -160,6 +179,16 @@ class StopHooks(CheckpointHooks):
         if not isinstance(environment, SLURMEnvironment) or not environment.auto_requeue:
             return None
         return environment.requeue_signal or signal.SIGUSR1
+
+    def meet_to_call(self) -> None:
+        """Before a hook calls the model. Collective."""
+        if self._boundary is not None:
+            with self._told_where("a call of the model in a hook"):
+                self._boundary.meet_to_call()
+
+    def on_train_end(self) -> None:
+        self.meet_to_go_on()
+        super().on_train_end()
 
     def meet_to_save(self) -> None:
         if self._boundary is not None:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from lightning.pytorch.strategies.parallel import ParallelStrategy
 from torch import Tensor
 
+from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.strategy import _lightning
 from hybrid_strategy.strategy.slurm_world import judged
 
@@ -18,6 +19,14 @@ class WorldStrategy(ParallelStrategy):
     """Ranks, devices, barrier, broadcast and reduce over all processes of a run."""
 
     num_nodes: int = 1
+    _groups: Groups | None = None
+
+    @property
+    def groups(self) -> Groups:
+        """This rank's place and process groups, known once the processes have been joined."""
+        if self._groups is None:
+            raise RuntimeError("the process groups are made in setup_environment, which has not run yet")
+        return self._groups
 
     @property
     def root_device(self) -> torch.device:
@@ -59,6 +68,17 @@ class WorldStrategy(ParallelStrategy):
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Reduces over the whole world; the mean is right for values that replicas share."""
         return _lightning.sync_tensor(tensor, group, reduce_op) if isinstance(tensor, Tensor) else tensor
+
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        """The tensors of the data-parallel ranks, one after another along a new first dimension.
+
+        Other ranks bring the same again, and in a step of a pipeline they do not come to this call. As it is with one device,
+        nothing is added where nobody reads other samples.
+        """
+        among = self.groups.data if group is None or group is dist.group.WORLD else group
+        if among is None:
+            return tensor
+        return super().all_gather(tensor, group=among, sync_grads=sync_grads)
 
     def _user_module(self) -> pl.LightningModule:
         module = self.lightning_module

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, wraps
+from functools import cache
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from hybrid_strategy.parallel.activation_checkpoint import selective_contexts
 from hybrid_strategy.parallel.context.collectives import gather_sequence
 from hybrid_strategy.parallel.context.region import ContextRegion
 from hybrid_strategy.parallel.context.span import SequenceSpan
+from hybrid_strategy.parallel.wrapping import Wrapped
 
 SEQUENCE_DIM = -2
 """Of queries, keys and values: `[b, heads, s, d]`."""
@@ -58,16 +59,12 @@ def attend_to_whole(module: nn.Module, region: ContextRegion, recomputed: bool) 
     Args:
         recomputed: the module is recomputed in the backward pass, gathering included.
     """
-    module.forward = _attending(module.forward, region, recomputed)
 
-
-def _attending(forward: Callable[..., Any], region: ContextRegion, recomputed: bool) -> Callable[..., Any]:
-    @wraps(forward)
-    def attending(*args: Any, **kwargs: Any) -> Any:
+    def attending(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with whole_attention(region, recomputed):
             return forward(*args, **kwargs)
 
-    return attending
+    module.forward = Wrapped(module.forward, attending)
 
 
 @contextmanager

@@ -12,8 +12,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from hybrid_strategy.errors import ModelError, message
 from hybrid_strategy.parallel.context.region import ContextRegion
 from hybrid_strategy.parallel.context.span import SequenceSpan
+from hybrid_strategy.parallel.second_order import makes_graph
 from hybrid_strategy.parallel.tensor import collectives
 
 
@@ -59,6 +61,17 @@ def _scatter(whole: Tensor, span: SequenceSpan) -> Tensor:
     return collectives.reduce_scatter(buffer, span.region.group, dim=0)[: len(span.own)]
 
 
+def _refuse_in_step(region: ContextRegion) -> None:
+    """A step that takes gradients itself does not take those of 1/n of the loss.
+
+    Raises:
+        ModelError: it does.
+    """
+    if region.in_forward() or makes_graph():
+        rule = "a step that takes gradients itself would get them of its part of the sequences, and counted once a rank"
+        raise ModelError(message("context_parallel_size", region.size, rule, "", "Set context_parallel_size=1"))
+
+
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, span: SequenceSpan) -> Tensor:
@@ -67,6 +80,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        _refuse_in_step(ctx.span.region)
         return _scatter(grads[0], ctx.span), None
 
 
@@ -75,9 +89,10 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, region: ContextRegion) -> Tensor:
-        ctx.size = region.size
+        ctx.region = region
         return collectives.all_gather(x.reshape(1, *x.shape), region.group, dim=0).sum(0)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0] * ctx.size, None
+        _refuse_in_step(ctx.region)
+        return grads[0] * ctx.region.size, None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +26,7 @@ class ContextRegion:
         random: this rank's random state within a unit, so that the parts of a sequence get other dropout masks.
         trying: a unit is being tried on a whole sequence, so nothing is cut.
         tried: signatures of units that have been.
+        in_forward: does a user's step run its forward passes now?
     """
 
     group: ProcessGroup
@@ -35,6 +36,7 @@ class ContextRegion:
     random: RegionRandom = field(init=False)
     trying: bool = False
     tried: set[Hashable] = field(default_factory=set)
+    in_forward: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
         self.random = RegionRandom(self.rank)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from hybrid_strategy.distributed.coalesced import all_reduce_coalesced
 from hybrid_strategy.distributed.groups import Groups
+from hybrid_strategy.parallel.outside import OutsideCalls
 from hybrid_strategy.parallel.parameters import Slot, fill
 
 
@@ -53,7 +54,7 @@ class Sharding(ABC):
     def attach(self) -> None:
         """Called once, when all parameters have values: shows the optimizer's parameters in the module."""
 
-    def cover(self, root: nn.Module) -> None:
+    def cover(self, root: nn.Module, outside: OutsideCalls) -> None:
         """Called once after `attach`: `root` may be called outside of steps too."""
 
     def begin(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +19,10 @@ from torch import Tensor, nn
 from hybrid_strategy.distributed.coalesced import all_reduce_coalesced
 from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.errors import ModelError, message
+from hybrid_strategy.parallel.outside import OutsideCalls
 from hybrid_strategy.parallel.parameters import Slot, fill
+from hybrid_strategy.parallel.past_layers import refuse_past_layers
+from hybrid_strategy.parallel.second_order import refuse_second_order
 from hybrid_strategy.parallel.sharding._base import (
     Kept,
     Presence,
@@ -32,6 +35,7 @@ from hybrid_strategy.parallel.sharding._base import (
 from hybrid_strategy.parallel.sharding._flat import FlatLayout, all_gather, reduce_scatter
 from hybrid_strategy.parallel.trees import iterate_tensors
 from hybrid_strategy.parallel.valueless import lose, regain
+from hybrid_strategy.parallel.wrapping import Wrapped
 from hybrid_strategy.spec.shard import even_chunk
 
 
@@ -113,6 +117,7 @@ class UnitSharding(Sharding):
         self._weight_unit: _Unit | None = None
         self._completed: set[_Unit] = set()
         self._active = False
+        self._outside = OutsideCalls()
         for slot in self.slots:
             self._narrow(slot)
 
@@ -166,6 +171,7 @@ class UnitSharding(Sharding):
 
     def _leave(self, unit: _Unit, slot: Slot) -> None:
         """A step uses a parameter outside of its unit (tied by hand, a norm of weights): it now stays gathered during a step."""
+        refuse_past_layers(slot)
         rest = self._units[-1]
         alone = _Unit([slot], self._rows, self.groups, self._leave)
         alone.gather()
@@ -174,31 +180,32 @@ class UnitSharding(Sharding):
         rest.have([*rest.slots, slot])
         self._home.pop(id(slot.parameter), None)
 
-    def cover(self, root: nn.Module) -> None:
+    def cover(self, root: nn.Module, outside: OutsideCalls) -> None:
+        self._outside = outside
         root.forward = self._outside_of_steps(root.forward)
 
     def _outside_of_steps(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """A hook may call the model or a layer, on all ranks: whole parameters are there meanwhile."""
 
-        @wraps(forward)
-        def gathered(*args: Any, **kwargs: Any) -> Any:
+        def gathered(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if self._active or self.groups.shard is None:
                 return forward(*args, **kwargs)
             if torch.is_grad_enabled():
                 rule = "zero3 holds whole weights for the time of a call only, too short for a backward pass"
                 advice = "Call it under torch.no_grad(), or compute the loss in training_step"
                 raise ModelError(message("module", "a layer", rule, "It was called outside of a step with gradients", advice))
-            self.begin()
-            try:
-                return forward(*args, **kwargs)
-            finally:
-                self.end()
-                self.put_back()
+            with self._outside.call():
+                self.begin()
+                try:
+                    return forward(*args, **kwargs)
+                finally:
+                    self.end()
+                    self.put_back()
 
-        return gathered
+        return Wrapped(forward, gathered, _refuse_copies if self.groups.shard is not None else None)
 
     def _around(self, unit: _Unit, forward: Callable[..., Any]) -> Callable[..., Any]:
-        def gathered_forward(*args: Any, **kwargs: Any) -> Any:
+        def gathered_forward(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if not self._active:
                 return forward(*args, **kwargs)
             unit.gather()
@@ -212,10 +219,14 @@ class UnitSharding(Sharding):
                     tensor.register_hook(lambda _: self._enter_backward(unit))
             return output
 
-        return self._outside_of_steps(gathered_forward)
+        return self._outside_of_steps(Wrapped(forward, gathered_forward))
 
     def _enter_backward(self, unit: _Unit) -> None:
         """Called when the gradient of a unit's output is there: the unit after it is done, this one is needed."""
+        refuse_second_order(
+            "zero3 gives weights back as soon as a backward pass is done with them, and a gradient of gradients needs them again",
+            "Set sharding to zero2",
+        )
         if self._backward_unit is not unit:
             self._finish_backward()
             self._backward_unit = unit
@@ -318,6 +329,12 @@ class UnitSharding(Sharding):
             self.optimizer_parameter(slot).grad = None if index in absent else gradient
         self._touched = set()
         self._kept.add_to([self.optimizer_parameter(slot) for slot in self.slots])
+
+
+def _refuse_copies(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    rule = "a copy of a layer has this rank's rows of its weights only"
+    advice = "Copy it before the Trainer does (in configure_model or __init__), or set sharding to ddp"
+    raise ModelError(message("module", "a copy", rule, "It was called", advice))
 
 
 class Part:

@@ -10,6 +10,8 @@ Each pair below is one operator and its transpose, as in Megatron-LM (arXiv:1909
 
 torch's functional collectives are used because their results are ordinary operator outputs: selective activation
 checkpointing can keep them, `torch.compile` traces them and `CommDebugMode` counts them. In a group of one rank nothing happens.
+
+The transposes are differentiable in their turn, for a penalty on gradients: that of a transpose is the operator itself.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from hybrid_strategy.errors import LayoutError, message
+from hybrid_strategy.parallel.second_order import makes_graph
 
 SEQUENCE_DIM = 1
 """Activations are `[batch, sequence, hidden]`."""
@@ -114,17 +117,19 @@ class _Copy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return all_reduce(grads[0], ctx.group), None
+        reduced = reduce_from_region if makes_graph() else all_reduce
+        return reduced(grads[0], ctx.group), None
 
 
 class _Reduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
         return all_reduce(x, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0], None
+        return copy_to_region(grads[0], ctx.group) if makes_graph() else grads[0], None
 
 
 class _Gather(torch.autograd.Function):
@@ -135,7 +140,8 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return reduce_scatter(grads[0], ctx.group, ctx.dim), None, None
+        scattered = scatter_to_sequence if makes_graph() else reduce_scatter
+        return scattered(grads[0], ctx.group, ctx.dim), None, None
 
 
 class _Scatter(torch.autograd.Function):
@@ -146,7 +152,8 @@ class _Scatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return all_gather(grads[0], ctx.group, ctx.dim), None, None
+        gathered = gather_from_sequence if makes_graph() else all_gather
+        return gathered(grads[0], ctx.group, ctx.dim), None, None
 
 
 class _GatherVocabulary(torch.autograd.Function):
@@ -154,8 +161,10 @@ class _GatherVocabulary(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, group: ProcessGroup, widths: tuple[int, ...]) -> Tensor:
         rank = group.rank()
         ctx.columns = slice(sum(widths[:rank]), sum(widths[: rank + 1]))
+        ctx.group = group
         return all_gather_uneven(x, group, widths)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return grads[0][..., ctx.columns], None, None
+        whole = copy_to_region(grads[0], ctx.group) if makes_graph() else grads[0]
+        return whole[..., ctx.columns], None, None

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from hybrid_strategy.parallel.second_order import refuse_second_order
 from hybrid_strategy.parallel.tensor.collectives import all_gather
 from hybrid_strategy.parallel.tensor.span import VocabSpan
 
@@ -62,6 +63,10 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        refuse_second_order(
+            "the loss of logits that are split by vocabulary can be differentiated once",
+            "Take logits.full_tensor() before the loss, or set tensor_parallel_size=1",
+        )
         logits, lse, column, elsewhere, kept = ctx.saved_tensors
         # zero for rows without a target, also where all are and the mean's factor is 1/0
         factor = grads[0].masked_fill(~kept, 0).unsqueeze(1)

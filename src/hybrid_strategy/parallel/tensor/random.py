@@ -11,7 +11,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+from hybrid_strategy.distributed.random_state import torch_generators
+
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 def draws_random_numbers(module: nn.Module) -> bool:
@@ -20,7 +22,7 @@ def draws_random_numbers(module: nn.Module) -> bool:
 
 
 def _drops_out(module: nn.Module) -> bool:
-    if isinstance(module, _DROPOUTS):
+    if isinstance(module, DROPOUTS):
         return module.p > 0
     return any("drop" in key and isinstance(value, float) and value > 0 for key, value in vars(module).items())
 
@@ -35,7 +37,7 @@ class RegionRandom:
     def enter(self, device: torch.device) -> None:
         """Goes over to this rank's own numbers, on the CPU and on `device`."""
         seed = int(torch.randint(2**62, (), device="cpu"))
-        self._common = [(each, each.get_state()) for each in _generators(device)]
+        self._common = [(each, each.get_state()) for each in torch_generators(device)]
         for generator, _ in self._common:
             generator.manual_seed(seed ^ self._rank)
 
@@ -44,10 +46,3 @@ class RegionRandom:
         for generator, state in self._common:
             generator.set_state(state)
         self._common = []
-
-
-def _generators(device: torch.device) -> list[torch.Generator]:
-    if device.type != "cuda":
-        return [torch.default_generator]
-    index = device.index if device.index is not None else torch.cuda.current_device()
-    return [torch.default_generator, torch.cuda.default_generators[index]]
