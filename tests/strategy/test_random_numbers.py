@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hybrid_strategy import ParallelPlan
+from hybrid_strategy.strategy.peers import _Print
 from tests.contract.items import Item, compare_item
 from tests.contract.layouts import LAYOUTS, PLAIN, ContractLayout
 from tests.contract.models import VOCAB, Block, LossRecorder, Model, Module, loader, make_trainer, quiet, row_losses
@@ -114,10 +115,10 @@ def test_what_is_drawn_for_samples_is_the_same_on_all_ranks_that_work_on_them(la
 
 
 class OwnGenerator(Module):
-    """A generator that nobody has seeded alike."""
+    """Changes its samples on each rank in another way, as a generator that nobody has seeded alike does."""
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        moved = batch["ids"].roll(1 + int(torch.Generator().manual_seed(self.global_rank).initial_seed()), dims=1)
+        moved = batch["ids"].roll(1 + self.global_rank, dims=1)
         return row_losses(self.model(moved), batch["labels"]).mean()
 
 
@@ -153,3 +154,15 @@ def _as_it_likes(layout: ContractLayout, folder: str) -> Any:
 def test_a_step_may_do_with_its_batch_what_it_likes(layout: str) -> None:
     result, why = compare_item(Item("as_it_likes", 3, _as_it_likes), LAYOUTS[layout])
     assert result == "same", "\n".join(why[:10])
+
+
+def test_prints_tell_other_values_and_bear_rounding() -> None:
+    def of(values: Tensor) -> _Print:
+        return _Print.of(("x",), values)
+
+    values, mask = torch.randn(90, 90), torch.zeros(4, 4).masked_fill(torch.ones(4, 4).triu(1).bool(), -torch.inf)
+    assert of(values).is_like(of(values * (1 + 1e-7)), 1e-4)
+    assert not of(values).is_like(of(values * (1 + 1e-7)), 0.0)
+    assert not of(values).is_like(of(torch.randn(90, 90)), 1e-4)
+    assert of(mask).is_like(of(mask.clone()), 0.0)
+    assert not of(torch.arange(9)).is_like(of(torch.arange(9).flip(0)), 1e-4)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,6 +30,12 @@ _ROUNDING = 1e-5
 
 _LOOKED_AT = 4096
 """Values of a tensor that are compared."""
+
+_LARGE = 1e30
+"""Masks hold infinities, which would hide everything else in a sum."""
+
+_COMPUTED = 1e-4
+"""Far above the rounding of what each rank computes for itself (by a frozen encoder, say), far below other random numbers."""
 
 
 class Peers:
@@ -57,22 +64,24 @@ class Peers:
         if stage in self._seen or not has_peers(self._groups.layout):
             return
         self._seen.add(stage)
-        apart = self._apart([_fingerprint(*each) for each in tensors_of(batch)])
+        apart = self._apart([_Print.of(*each) for each in tensors_of(batch)], 0.0)
         if apart is not None:
             rule = "ranks that share a model read the same data, as every process makes it, and these differ"
             numbers = f"The first batch to {stage} is another on rank {apart[0]} than on rank {apart[1]}"
             advice = "Call seed_everything before the data is made, or give its generator a seed"
             raise DataError(message("dataset", "another on every rank", rule, numbers, advice))
 
-    def _apart(self, prints: list[Any]) -> tuple[int, int] | None:
-        """Two ranks that read the same samples and bring other `prints`; a collective of all ranks."""
+    def _apart(self, prints: list[_Print], tolerance: float) -> tuple[int, int] | None:
+        """Two ranks that read the same samples and bring other `prints`, by more than `tolerance`; a collective of all ranks."""
         layout = self._groups.layout
         found: list[Any] = [None] * layout.world_size
         dist.all_gather_object(found, prints)
         first: dict[int, int] = {}
         for rank, each in enumerate(found):
             peer = first.setdefault(layout.coordinate(rank).data_parallel, rank)
-            if each != found[peer]:
+            if len(each) != len(found[peer]) or not all(
+                mine.is_like(other, tolerance) for mine, other in zip(each, found[peer], strict=True)
+            ):
                 return rank, peer
         return None
 
@@ -119,7 +128,7 @@ class Peers:
                 raise ModelError(text)
 
     def _compare_inputs(self, inputs: list[Tensor]) -> None:
-        apart = self._apart([_fingerprint((str(index),), each) for index, each in enumerate(inputs)])
+        apart = self._apart([_Print.of((str(index),), each) for index, each in enumerate(inputs)], _COMPUTED)
         if apart is not None:
             rule = "ranks that share a model must give it the same values for the same samples"
             numbers = f"They differ between rank {apart[0]} and rank {apart[1]} in step {self._cadence.steps} of this run"
@@ -155,10 +164,28 @@ class Peers:
             raise ModelError(message("training_step", "its loss", rule, numbers, advice))
 
 
-def _fingerprint(path: Path, tensor: Tensor) -> tuple[Any, ...]:
-    """Tells a tensor from others, by some of its values; NaN is like itself."""
-    about = (path, tuple(tensor.shape), str(tensor.dtype))
-    if tensor.layout is not torch.strided or tensor.is_complex() or tensor.is_meta:
-        return about
-    some = tensor.detach().reshape(-1)[:_LOOKED_AT].double()
-    return (*about, repr((some * torch.arange(1, len(some) + 1, device=some.device)).sum().item()))
+@dataclass(frozen=True)
+class _Print:
+    """Tells a tensor from others, by some of its values.
+
+    Attributes:
+        about: path, shape and type.
+        total: a weighted sum of the values, of which that of the sizes is `size`.
+    """
+
+    about: tuple[Any, ...]
+    total: float = 0.0
+    size: float = 0.0
+
+    @staticmethod
+    def of(path: Path, tensor: Tensor) -> _Print:
+        about = (path, tuple(tensor.shape), str(tensor.dtype))
+        if tensor.layout is not torch.strided or tensor.is_complex() or tensor.is_meta:
+            return _Print(about)
+        some = torch.nan_to_num(tensor.detach().reshape(-1)[:_LOOKED_AT].double()).clamp(-_LARGE, _LARGE)
+        weighted = some * torch.arange(1, len(some) + 1, device=some.device)
+        exact = not tensor.is_floating_point()
+        return _Print(about, weighted.sum().item(), 0.0 if exact else weighted.abs().sum().item())
+
+    def is_like(self, other: _Print, tolerance: float) -> bool:
+        return self.about == other.about and abs(self.total - other.total) <= tolerance * max(self.size, other.size)
