@@ -149,6 +149,10 @@ class ReferenceRecorder(Recorder):
 class LayoutRecorder(Recorder):
     """Of one rank of a layout."""
 
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        _strategy(trainer).engine.replicas.compares = False  # the gate does, all values, and says what their difference means
+        super().on_train_start(trainer, module)
+
     def held(self, trainer: pl.Trainer, module: pl.LightningModule) -> list[Held]:
         made = _strategy(trainer).made
         return [Held(slot.shard_spec, made.sharding.optimizer_parameter(slot)) for slot in made.slots]

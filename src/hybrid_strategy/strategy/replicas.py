@@ -33,10 +33,14 @@ class Replicas:
         groups: this rank's place.
         device: where the numbers are compared.
         cadence: when.
+
+    Attributes:
+        compares: whether anything is done.
     """
 
     def __init__(self, made: Parallelized, groups: Groups, device: torch.device, cadence: Cadence) -> None:
         self._made, self._groups, self._device, self._cadence = made, groups, device, cadence
+        self.compares = True
 
     def check(self) -> None:
         """To be called by all ranks before each training step.
@@ -44,7 +48,7 @@ class Replicas:
         Raises:
             ModelError: on every rank: weights that were the same are not any more.
         """
-        if not self._cadence.looks or self._groups.layout.world_size == 1:
+        if not self.compares or not self._cadence.looks or self._groups.layout.world_size == 1:
             return
         apart = torch.zeros((), device=self._device)
         mine = None
