@@ -139,7 +139,8 @@ class StopHooks(CheckpointHooks):
         layout = self.groups.layout
         spread = max(layout.tensor_parallel_size, layout.context_parallel_size) > 1
         spread |= layout.sharding == "zero3" and layout.state_shards > 1
-        self.made.context.outside.meet = self.meet_to_call if spread else None
+        whole = layout.pipeline_parallel_size == 1  # else the first layer of another stage refuses the call on every rank
+        self.made.context.outside.meet = self.meet_to_call if spread and whole else None
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
         """Asks, before each batch of training and of validation, whether to go on.
