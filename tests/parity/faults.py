@@ -12,7 +12,7 @@ import torch
 
 from hybrid_strategy import parallelize
 from hybrid_strategy.models.llama import DecoderLayer
-from hybrid_strategy.parallel.sharding import _early, _zero, ddp
+from hybrid_strategy.parallel.sharding import _early, ddp
 from hybrid_strategy.parallel.stages import StageNow
 from hybrid_strategy.strategy import precision
 from hybrid_strategy.strategy.hybrid import HybridParallelStrategy
@@ -125,25 +125,21 @@ def idle_layer() -> Iterator[None]:
         yield
 
 
-class Perturbed:
+def perturbed() -> Context:
     """Rank 1's weights are moved after every step, its own rows under a sharding."""
 
-    def __init__(self, sharding: str) -> None:
-        self.sharding = sharding
+    def make(real: Any) -> Any:
+        def optimizer_step(strategy: HybridParallelStrategy, *arguments: Any, **more: Any) -> Any:
+            result = real(strategy, *arguments, **more)
+            if strategy.global_rank == 1:
+                sharding = strategy.made.sharding
+                with torch.no_grad():
+                    sharding.optimizer_parameter(sharding.slots[3]).add_(1e-3)
+            return result
 
-    def __call__(self) -> Context:
-        owner = ddp.ReplicatedSharding if self.sharding == "ddp" else _zero.RowSharding
+        return optimizer_step
 
-        def make(real: Any) -> Any:
-            def mark_changed(sharding: Any) -> None:
-                real(sharding)
-                if os.environ["RANK"] == "1":
-                    with torch.no_grad():
-                        sharding.optimizer_parameter(sharding.slots[3]).add_(1e-3)
-
-            return mark_changed
-
-        return _around(owner, "mark_changed", make)
+    return _around(HybridParallelStrategy, "optimizer_step", make)
 
 
 def perturbed_at_the_start() -> Context:
@@ -172,7 +168,7 @@ def samples_by_world_size() -> Context:
     def kwargs(strategy: HybridParallelStrategy) -> dict[str, int]:
         return {"num_replicas": strategy.world_size, "rank": strategy.global_rank}
 
-    unnoticed = patch.object(Peers, "check_samples", lambda *_: None)  # which looks at the first batch only
+    unnoticed = patch.object(Peers, "_apart", lambda *_: None)  # which looks at some batches only
     return _both(unnoticed, patch.object(HybridParallelStrategy, "distributed_sampler_kwargs", property(kwargs)))
 
 

@@ -107,13 +107,13 @@ PLANTED = {
         faults.idle_layer, {}, LOSS, ("absent: model.layers.1.", "no gradients", "took no part in the step"), devices=1
     ),
     "rows of one rank moved": Planted(
-        faults.Perturbed("zero1"),
+        faults.perturbed,
         {"sharding": "zero1"},
         AFTER,
         ("part of the ranks: the weights after the step of model.layers.0.self_attn.v_proj.weight are wrong on rank 1 only",),
     ),
     "copy of one rank moved": Planted(
-        faults.Perturbed("ddp"), {}, AFTER, ("unsynchronised replica: data-parallel ranks", "wrong on rank 1 only")
+        faults.perturbed, {}, AFTER, ("unsynchronised replica: data-parallel ranks", "wrong on rank 1 only")
     ),
     "one rank starts elsewhere": Planted(
         faults.perturbed_at_the_start,
