@@ -225,8 +225,6 @@ SCRIPT = """
 import sys, time, torch
 from pathlib import Path
 from hybrid_strategy.checkpoint.content import CheckpointContent
-from hybrid_strategy.checkpoint.digests import read_digest
-from hybrid_strategy.checkpoint.manifest import write_manifest
 from hybrid_strategy.checkpoint.pieces import Piece
 from hybrid_strategy.checkpoint.saving import save_checkpoint
 folder, same_name = Path(sys.argv[1]), sys.argv[2] == "same"
@@ -264,8 +262,6 @@ import os, signal, sys, torch
 import torch.distributed as dist
 from hybrid_strategy.checkpoint import saving
 from hybrid_strategy.checkpoint.content import CheckpointContent
-from hybrid_strategy.checkpoint.digests import read_digest
-from hybrid_strategy.checkpoint.manifest import write_manifest
 from hybrid_strategy.checkpoint.pieces import Piece
 from hybrid_strategy.errors import CheckpointError
 from hybrid_strategy.spec.shard import ShardSpec
