@@ -4,8 +4,9 @@
 
 One process with one computing thread, on a machine with a core to spare. Paired: the steps while a save is being written are
 compared with the steps of the same run right before it (median of the ratios). Writing speed is that of the save at once, against
-what `dd` reaches right after it on the same disk with the same number of bytes, forced to the disk as a checkpoint is, beside as
-many earlier files: the memory that a file is written into may be slow the first time.
+what `dd` reaches on the same disk with the same number of bytes, forced to the disk as a checkpoint is, beside as many earlier
+files. Saves and `dd` alternate, each after as many steps: a file is written into memory, and memory not used for long
+may be slow the first time, on a virtual machine above all.
 """
 
 from __future__ import annotations
@@ -49,10 +50,14 @@ class Layers(pl.LightningModule):
 
 
 class Stopwatch(pl.Callback):
-    """Times every step and every call of save; remembers which steps had a save beside them."""
+    """Times every step and every call of save; remembers which steps had a save beside them.
 
-    def __init__(self, folder: Path, saves: int) -> None:
-        self.folder, self.saves = folder, saves
+    Args:
+        paired: let `dd` write as much after every save.
+    """
+
+    def __init__(self, folder: Path, saves: int, paired: bool) -> None:
+        self.folder, self.saves, self.paired = folder, saves, paired
         self.steps: list[tuple[float, int]] = []
         self.calls: list[float] = []
         self.plain: list[float] = []
@@ -69,17 +74,18 @@ class Stopwatch(pl.Callback):
             self.steps.append((seconds, len(self.calls) if beside else 0))
         self._quiet = 0 if beside or self._busy else self._quiet + 1
         if self._quiet >= GAP:
-            if len(self.calls) == self.saves:
+            if len(self.calls) == self.saves and len(self.plain) == (self.saves if self.paired else 0):
                 trainer.should_stop = True
+                return
+            self._quiet = 0
+            if self.paired and len(self.plain) < len(self.calls):
+                self.plain.append(dd_seconds(self.folder, len(self.calls)))
                 return
             self.steps.append((0.0, -1))  # marks where the save begins
             started = time.perf_counter()
             trainer.save_checkpoint(self.folder / f"{len(self.calls)}.ckpt")
             self.calls.append(time.perf_counter() - started)
             trainer.strategy.remove_checkpoint(self.folder / f"{len(self.calls) - 2}.ckpt")
-            if not _is_writing():
-                self.plain.append(dd_seconds(self.folder, len(self.calls)))
-            self._quiet = 0
 
 
 def _is_writing() -> bool:
@@ -107,7 +113,10 @@ def ratios(steps: Sequence[tuple[float, int]]) -> list[float]:
 def measure(folder: Path, mib: int, saves: int, background: bool) -> Stopwatch:
     """One run."""
     folder.mkdir()
-    watch, options = Stopwatch(folder, saves), {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
+    watch, options = (
+        Stopwatch(folder, saves, paired=not background),
+        {"logger": False, "enable_checkpointing": False, "enable_model_summary": False},
+    )
     strategy = HybridParallelStrategy(asynchronous_checkpoint=background)
     trainer = pl.Trainer(
         accelerator="cpu", devices=1, strategy=strategy, callbacks=[watch], max_epochs=-1, enable_progress_bar=False, **options

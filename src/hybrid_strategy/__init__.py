@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hybrid_strategy.parity.request import ParityOptions
     from hybrid_strategy.spec.layout import Layout
     from hybrid_strategy.spec.parallel_plan import ParallelPlan
+    from hybrid_strategy.strategy.from_checkpoint import load_from_checkpoint
     from hybrid_strategy.strategy.hybrid import HybridParallelStrategy
 
 __version__ = "0.1.0"
@@ -27,6 +28,7 @@ __all__ = [
     "ParityReport",
     "__version__",
     "check_parity",
+    "load_from_checkpoint",
 ]
 
 _HOMES = {
@@ -36,6 +38,7 @@ _HOMES = {
     "ParityOptions": "hybrid_strategy.parity.request",
     "ParityReport": "hybrid_strategy.parity.report",
     "check_parity": "hybrid_strategy.parity.check",
+    "load_from_checkpoint": "hybrid_strategy.strategy.from_checkpoint",
 }
 
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from hybrid_strategy.checkpoint.content import CheckpointContent
-from hybrid_strategy.checkpoint.folder import point_last, remove_checkpoint
+from hybrid_strategy.checkpoint.folder import point_last, read_last, remove_checkpoint
 from hybrid_strategy.checkpoint.pieces import Piece
 from hybrid_strategy.checkpoint.retention import Retention, prune
 from hybrid_strategy.checkpoint.saving import save_checkpoint
+from hybrid_strategy.checkpoint.search import search
 from hybrid_strategy.errors import ConfigError
 from tests.support.ranks import run_ranks
 
@@ -68,6 +69,21 @@ def prune_on_ranks(folder: str) -> list[str]:
 
 def test_ranks_prune_once(folder: Path) -> None:
     assert run_ranks(prune_on_ranks, 2, str(folder)) == [["a", "b"]] * 2
+
+
+def test_a_pointer_goes_with_what_it_names(folder: Path) -> None:
+    remove_checkpoint(folder / "a")
+    assert read_last(folder) == folder / "f"
+    remove_checkpoint(folder / "f")
+    assert not (folder / "last").exists()
+
+
+def test_a_hidden_checkpoint_is_neither_pointed_to_nor_found(folder: Path) -> None:
+    """Lightning's search for a learning rate saves one, and takes it away when it is done."""
+    save_checkpoint(folder / ".lr_find_1.ckpt", CheckpointContent({"model.w": Piece.whole("w", torch.ones(2))}))
+    assert (read_last(folder), search(folder).path) == (folder / "f", folder / "f")
+    remove_checkpoint(folder / ".lr_find_1.ckpt")
+    assert read_last(folder) == folder / "f"
 
 
 def test_removing_a_link_leaves_its_target(folder: Path) -> None:

@@ -20,8 +20,10 @@ import torch.distributed as dist
 
 from hybrid_strategy.checkpoint import folder as folders
 from hybrid_strategy.checkpoint.content import CheckpointContent
+from hybrid_strategy.checkpoint.digests import read_digest
 from hybrid_strategy.checkpoint.folder import read_last, remove_unfinished, resolve
 from hybrid_strategy.checkpoint.loading import load_checkpoint
+from hybrid_strategy.checkpoint.manifest import write_manifest
 from hybrid_strategy.checkpoint.pieces import Piece
 from hybrid_strategy.checkpoint.saving import save_checkpoint
 from hybrid_strategy.checkpoint.verify import find_latest, read_meta, verify_checkpoint
@@ -93,11 +95,23 @@ def test_a_manifest_whose_numbers_were_changed(tmp_path: Path) -> None:
         verify_checkpoint(tmp_path / "1")
 
 
+def test_digests_of_earlier_checkpoints_are_verified(tmp_path: Path) -> None:
+    folder = save(tmp_path / "1", 1.0)
+    names = json.loads((folder / "manifest.json").read_text())["files"]
+    files = {name: read_digest(folder / name, "sha256") for name in names}
+    write_manifest(folder, files)
+    assert all("sha256" in each for each in json.loads((folder / "manifest.json").read_text())["files"].values())
+    assert load(folder) == 1.0
+    said = damage(folder / BLOCKS, "altered")
+    with pytest.raises(CheckpointError, match=said):
+        load(folder)
+
+
 def test_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hybrid_strategy.checkpoint.manifest.FORMAT_VERSION", 2)
+    monkeypatch.setattr("hybrid_strategy.checkpoint.manifest.FORMAT_VERSION", 3)
     path = save(tmp_path / "1", 1.0)
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="is of format 2"):
+    with pytest.raises(CheckpointError, match="is of format 3"):
         load(path)
 
 

@@ -17,6 +17,7 @@ EXPORTED = [
     "ParityReport",
     "__version__",
     "check_parity",
+    "load_from_checkpoint",
 ]
 HEAVY = ["torch", "numpy", "lightning", "pytorch_lightning", "hydra", "omegaconf", "wandb", "rich", "transformers", "tokenizers"]
 

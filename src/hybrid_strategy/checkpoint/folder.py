@@ -4,13 +4,13 @@
 <name>.old-<id>/         the folder of this name that is being replaced; there for an instant, or after a crash in it
 <name>/
     .metadata            torch's index: which block of which tensor lies where
-    __<rank>_<n>.distcp  the blocks each rank wrote; two files where they are many
+    __<rank>_0.distcp    the blocks each rank wrote
     meta.pt              state of loops, callbacks, schedulers, scaler (data only)
     replicated.pt        per-parameter numbers: step counts, hyper-parameters of parameter groups, by parameter name
     rng.pt               random state by logical coordinate
     plan.json            the plan the run was made with
     meta.json            format, versions, steps, data position, what could not be saved
-    manifest.json        size and SHA-256 of every other file; written last
+    manifest.json        size and digest of every other file; written last
 last                     text file beside the folders: the name of the newest one
 """
 
@@ -31,7 +31,7 @@ from hybrid_strategy.units import format_bytes
 STATE_FILE, REPLICATED_FILE, RANDOM_FILE = "meta.pt", "replicated.pt", "rng.pt"
 PLAN_FILE, META_FILE, MANIFEST_FILE = "plan.json", "meta.json", "manifest.json"
 LAST_FILE = "last"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _HOLDS_OTHERS = "the folder holds other things and would be replaced"
 _POINTER_BYTES = 1024
 _PARTIAL, _OLD, _REMOVED = ".partial-", ".old-", ".removed-"
@@ -123,9 +123,10 @@ def committed_name(folder: Path) -> str | None:
 def point_last(path: Path) -> None:
     """Lets `last` beside `path` name it; a reader sees the old name or the new one.
 
-    A folder of that name, and a file that is no pointer (an old checkpoint, somebody's notes), is left alone.
+    A folder of that name, and a file that is no pointer (an old checkpoint, somebody's notes), is left alone. A hidden checkpoint
+    is not pointed to.
     """
-    if not _is_free_for_pointer(path.parent / LAST_FILE):
+    if is_hidden(path) or not _is_free_for_pointer(path.parent / LAST_FILE):
         return
     beside = path.parent / f"{LAST_FILE}{_PARTIAL}{uuid.uuid4().hex[:8]}"
     try:
@@ -135,6 +136,11 @@ def point_last(path: Path) -> None:
         beside.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def is_hidden(path: Path) -> bool:
+    """A name that begins with a dot is for a passing purpose: Lightning's tuner saves the state that it will put back."""
+    return path.name.startswith(".")
 
 
 def _is_free_for_pointer(path: Path) -> bool:
@@ -158,13 +164,16 @@ def read_last(folder: Path) -> Path | None:
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Removes a checkpoint so that no reader finds half of it: it loses its name first."""
+    """Removes a checkpoint so that no reader finds half of it: it loses its name first. A pointer to nothing goes with it."""
+    pointed = read_last(path.parent)
     if path.is_dir() and not path.is_symlink():
         away = path.with_name(f"{path.name}{_REMOVED}{uuid.uuid4().hex[:8]}")
         path.rename(away)
         remove_folder(away)
     else:
         path.unlink(missing_ok=True)
+    if pointed is not None and pointed == path:
+        (path.parent / LAST_FILE).unlink(missing_ok=True)
 
 
 def remove_unfinished(folder: Path) -> list[str]:

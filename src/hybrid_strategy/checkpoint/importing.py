@@ -88,7 +88,7 @@ def import_single_file(
     rest: dict[str, Any] = {}
 
     def fill(options: ImportOptions) -> tuple[set[str], set[str], dict[str, str]]:
-        found = _open_single_file(where)
+        found = read_single_file(where)
         weights: dict[str, Tensor] = found.pop("state_dict")
         rest.update(found)
         source = _Tensors(set(weights), lambda name: tuple(weights[name].shape), lambda name, part: weights[name][part])
@@ -192,7 +192,12 @@ def _files(path: Path) -> list[Path]:
     return found
 
 
-def _open_single_file(path: Path) -> dict[str, Any]:
+def read_single_file(path: Path) -> dict[str, Any]:
+    """A single-file Lightning checkpoint, its tensors read when they are looked at.
+
+    Raises:
+        CheckpointError: it cannot be read as data, or is no such file.
+    """
     try:
         found = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except Exception as error:  # torch.load raises many kinds

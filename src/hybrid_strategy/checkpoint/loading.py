@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
@@ -28,7 +29,7 @@ class LoadOptions:
     """How a checkpoint is read.
 
     Attributes:
-        digests: compare every file's SHA-256 before anything is changed (the ranks share the reading); sizes always are.
+        digests: compare every file's digest before anything is changed (the ranks share the reading); sizes always are.
         strict: a weight (`model.*`) that is missing or has no place is an error; otherwise it is only named.
         instead: keys to read weights from, each with the `model.*` key whose place it takes.
     """
@@ -94,8 +95,22 @@ def load_checkpoint(
     asked = ranks.collect(work, lambda: _verify(folder, tensors, options, ranks))
     certificate = ranks.lead(work, lambda: _compare(folder, asked or [], options.strict))
     read: list[SmallState] = []
-    ranks.collect(work, lambda: read.append(_fill(folder, tensors)))
+    ranks.collect(work, lambda: read.append(_read(folder, tensors)))
     return LoadedState(read[0], _certify(certificate, read[0]))
+
+
+def read_whole(path: str | os.PathLike[str], key: str) -> Tensor:
+    """One whole tensor of a checkpoint, on the host. Not collective; digests are not compared.
+
+    Raises:
+        CheckpointError: there is no readable checkpoint.
+        KeyError: it has no such tensor.
+    """
+    folder = resolve(Path(path))
+    saved = saved_names(folder)[key]
+    piece = Piece.whole(key, torch.empty(saved.shape, dtype=saved.dtype))
+    _fill(folder, {key: piece})
+    return piece.tensor
 
 
 def _verify(folder: Path, tensors: Mapping[str, Piece], options: LoadOptions, ranks: Ranks) -> _Asked:
@@ -114,7 +129,7 @@ def _compare(folder: Path, asked: list[_Asked], strict: bool) -> Certificate:
     unexpected = sorted(key for key in saved.keys() - wanted - replaced if section(key) in sections)
     if strict:
         weights = [key for key in missing if section(key) == MODEL or key in instead]
-        _refuse_weights(folder, weights, [key for key in unexpected if section(key) == MODEL])
+        refuse_weights(folder, weights, [key for key in unexpected if section(key) == MODEL])
     certificate = Certificate(str(folder), missing=tuple(missing), unexpected=tuple(unexpected))
     for name, count in count_sections(wanted & saved.keys()).items():
         certificate = certificate.with_restored(name, f"{count} of {sections[name]} tensors")
@@ -124,7 +139,10 @@ def _compare(folder: Path, asked: list[_Asked], strict: bool) -> Certificate:
     return certificate
 
 
-def _refuse_weights(folder: Path, absent: list[str], surplus: list[str]) -> None:
+def refuse_weights(folder: Path, absent: Sequence[str], surplus: Sequence[str]) -> None:
+    """Raises:
+    CheckpointError: there are weights missing, or without a place.
+    """
     if absent or surplus:
         found = [f"Missing in it: {', '.join(absent)}"] if absent else []
         found += [f"Without a place in the model: {', '.join(surplus)}"] if surplus else []
@@ -133,13 +151,17 @@ def _refuse_weights(folder: Path, absent: list[str], surplus: list[str]) -> None
         raise CheckpointError(message("checkpoint", str(folder), rule, ". ".join(found), advice))
 
 
-def _fill(folder: Path, tensors: Mapping[str, Piece]) -> SmallState:
+def _read(folder: Path, tensors: Mapping[str, Piece]) -> SmallState:
+    _fill(folder, tensors)
+    return read_small_state(folder)
+
+
+def _fill(folder: Path, tensors: Mapping[str, Piece]) -> None:
     planner, reader = PieceLoadPlanner(tensors), BlockReader(folder)
     index = reader.read_metadata()
     reader.set_up_storage_reader(index, is_coordinator=False)
     with torch.no_grad():
         reader.read_data(planner.plan(index), planner).wait()
-    return read_small_state(folder)
 
 
 def _certify(certificate: Certificate, small: SmallState) -> Certificate:

@@ -22,7 +22,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 from hybrid_strategy.checkpoint import folder as folders
 from hybrid_strategy.checkpoint.agreement import Ranks, Work
 from hybrid_strategy.checkpoint.content import CheckpointContent, Contribution, small_files
-from hybrid_strategy.checkpoint.digests import Digest, read_digest, write_bytes
+from hybrid_strategy.checkpoint.digests import Digest, read_digest, sync_files, write_unsynced
+from hybrid_strategy.checkpoint.folder import MANIFEST_FILE
 from hybrid_strategy.checkpoint.manifest import write_manifest
 from hybrid_strategy.checkpoint.planners import PieceSavePlanner
 from hybrid_strategy.checkpoint.storage import INDEX_FILE, IndexWriter, num_bytes_of, write_items
@@ -169,8 +170,8 @@ class PreparedSave:
         if not self._items:
             return [], {}
         if not self.partial.is_dir():
-            rule = "this rank does not see it"
-            advice = "The folder must be on a file system that all nodes share, and only one run may save under this name"
+            rule = "this rank does not see it: it is not shared by all nodes, or somebody has removed it while it was written"
+            advice = "Set a folder on a file system that all nodes share, in which only one run saves under this name"
             raise CheckpointError(message("checkpoint folder", str(self.partial), rule, "", advice))
         return write_items(self.partial, self.ranks.rank, self._items, self._planner.lookup_object)
 
@@ -179,11 +180,12 @@ class PreparedSave:
             raise CheckpointError(message("checkpoint", str(self.path), "rank 0 has no plan for it", "", ""))
         files = {name: digest for _, digests in written for name, digest in digests.items()}
         for name, data in self._small.items():
-            files[name] = write_bytes(self.partial / name, data)
-        index = IndexWriter(self.partial)
+            files[name] = write_unsynced(self.partial / name, data)
+        index = IndexWriter(self.partial, sync_files=False)
         index.finish(self._metadata, [results for results, _ in written])
         files[INDEX_FILE] = read_digest(self.partial / INDEX_FILE)
         manifest = write_manifest(self.partial, files)
+        sync_files(self.partial / name for name in (*self._small, INDEX_FILE, MANIFEST_FILE))
         folders.commit(self.partial, self.path)
         if self.options.point_last:
             folders.point_last(self.path)

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from hybrid_strategy.checkpoint.folder import MANIFEST_FILE, META_FILE, committed_name, unfinished
+from hybrid_strategy.checkpoint.folder import MANIFEST_FILE, META_FILE, committed_name, is_hidden, unfinished
 from hybrid_strategy.checkpoint.manifest import Manifest, check_files, read_manifest
 from hybrid_strategy.errors import CheckpointError
 
@@ -41,7 +41,7 @@ def verify_checkpoint(path: Path, digests: bool = True) -> Manifest:
 
 
 def committed(*folders: Path) -> list[Path]:
-    """What in `folders` claims to be a complete checkpoint, newest first. Links are left out."""
+    """What in `folders` claims to be a complete checkpoint, newest first. Links and hidden ones are left out."""
     found = [each for folder in folders if folder.is_dir() for each in folder.iterdir() if _claims(each)]
     return sorted(found, key=lambda each: (_created_seconds(each), each.name), reverse=True)
 
@@ -85,7 +85,8 @@ def _holds_weights_only(path: Path) -> bool:
 
 
 def _claims(path: Path) -> bool:
-    return not path.is_symlink() and committed_name(path) is not None and (path / MANIFEST_FILE).is_file()
+    named = committed_name(path) is not None and not is_hidden(path)
+    return named and not path.is_symlink() and (path / MANIFEST_FILE).is_file()
 
 
 def _without_manifest(folder: Path) -> list[Path]:

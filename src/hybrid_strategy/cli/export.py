@@ -1,4 +1,4 @@
-"""`hybrid export CHECKPOINT OUT`: the weights of a checkpoint as safetensors: one file, or a Hugging Face folder."""
+"""`hybrid export CHECKPOINT OUT`: the weights of a checkpoint as a file (safetensors, Lightning's) or a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hybrid_strategy.errors import ConfigError, did_you_mean, message
 from hybrid_strategy.files import read_json
 from hybrid_strategy.units import format_bytes, parse_bytes
 
-_SUFFIX = ".safetensors"
+_SUFFIX, _LIGHTNING = ".safetensors", ".ckpt"
 _NAMES = ("hf", "own")
 
 
@@ -36,13 +36,14 @@ def run(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="hybrid export",
-        description="Writes the weights of a checkpoint as safetensors, one tensor in memory at a time.",
+        description="Writes the weights of a checkpoint: as safetensors, one tensor in memory at a time (a file, or a folder "
+        f"with config.json), or with all of them in memory as a file for Lightning's load_from_checkpoint ({_LIGHTNING}).",
         epilog="An average of weights (EMA), where the run had one, is what is exported. exit codes: 0 done, 1 the checkpoint is "
         "damaged or cannot be read, 2 there is none, or it has no counterpart in Hugging Face's library",
         allow_abbrev=False,
     )
     made.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint folder, or a run folder: its newest good one")
-    made.add_argument("out", metavar="OUT", help=f"a file that ends in {_SUFFIX}, or a folder: config.json and safetensors")
+    made.add_argument("out", metavar="OUT", help=f"a file that ends in {_SUFFIX} or {_LIGHTNING}, or a folder")
     made.add_argument("--names", metavar="NAMES", help="hf: Hugging Face's, the default where it has such a model; own")
     made.add_argument("--dtype", metavar="DTYPE", help="float32, bfloat16 or float16; default: as it is in the checkpoint")
     made.add_argument("--shard-size", default="5GB", metavar="SIZE", help="largest file of a folder (5GB)")
@@ -67,6 +68,8 @@ def _export(checkpoint: Path, out: Path, given: argparse.Namespace) -> Any:
     from hybrid_strategy.checkpoint.export import ExportOptions, export_file, export_folder
     from hybrid_strategy.checkpoint.naming import Naming
 
+    if out.suffix == _LIGHTNING:
+        return _for_lightning(checkpoint, out, given)
     model = (read_json(checkpoint / PLAN_FILE) or {}).get("model")
     known = _counterpart(model, given.names, checkpoint)
     naming, config = known if known is not None else (Naming(), None)
@@ -78,6 +81,14 @@ def _export(checkpoint: Path, out: Path, given: argparse.Namespace) -> Any:
         numbers = "the checkpoint does not tell of a model of one of the families" if model is None else ""
         raise ConfigError(message("OUT", str(out), rule, numbers, f"Set the path of a file that ends in {_SUFFIX}"))
     return export_folder(checkpoint, out, {**config, **_config_dtype(given.dtype)}, options)
+
+
+def _for_lightning(checkpoint: Path, out: Path, given: argparse.Namespace) -> Any:
+    from hybrid_strategy.strategy.from_checkpoint import write_single_file
+
+    if given.names not in (None, "own"):
+        raise ConfigError(message("--names", given.names, "a file of Lightning's has the module's own names", "", "Leave it out"))
+    return write_single_file(checkpoint, out, _dtype(given.dtype))
 
 
 def _counterpart(model: Any, names: str | None, checkpoint: Path) -> Any:

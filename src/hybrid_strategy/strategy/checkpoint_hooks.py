@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import lightning.pytorch as pl
@@ -35,8 +36,10 @@ class CheckpointHooks(WorldStrategy):
     """Saves and loads folders that any layout can load; goes on from them exactly."""
 
     _loaded: Loaded | None = None
+    _edited: Loaded | None = None
     _resumption: Resumption | None = None
     _window_state: RandomState | None = None
+    _given: Mapping[str, Any] = MappingProxyType({})
     _last_save: tuple[Path, int] | None = None
     _first_batches: int = 0
     _writer: CheckpointWriter | None = None
@@ -56,15 +59,24 @@ class CheckpointHooks(WorldStrategy):
         return False
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """This rank's pieces by the un-split model's names."""
-        return {piece.spec.name: piece.tensor for piece in self._keeper().weight_pieces().values()}
+        """This rank's pieces by the un-split model's names; less and more what the module's own `state_dict` says."""
+        self._given = self._keeper().given_state()
+        return dict(self._given)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Nothing: `save_checkpoint` takes the states itself, by parameter name."""
         return {}
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Nothing: `load_checkpoint` has filled the weights already."""
+        """Nothing, unless the module looks at what it loads: else `load_checkpoint` has filled the weights already.
+
+        Raises:
+            CheckpointError: on every rank: what the module left of it are not its weights.
+        """
+        if self._edited is not None:
+            loaded, self._edited = self._edited, None
+            certificate = self._keeper().load_edited(loaded, checkpoint["state_dict"])
+            _lightning.rank_zero_info("\n".join(certificate.lines()))
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Nothing: `load_checkpoint` has filled the states already."""
@@ -87,7 +99,8 @@ class CheckpointHooks(WorldStrategy):
             self.meet_to_save()
         path = Path(self.broadcast(str(filepath)))
         options = SaveOptions(arrival_seconds=_AFTER_AN_ERROR) if interrupted else SaveOptions()
-        written = self.writer.save(path, self._keeper().content(checkpoint, self._window_state), options)
+        given, self._given = self._given, {}
+        written = self.writer.save(path, self._keeper().content(checkpoint, given, self._window_state), options)
         if "optimizer_states" in checkpoint and written:
             self._last_save = path, standing_of(trainer).total_batches
 
@@ -169,7 +182,10 @@ class CheckpointHooks(WorldStrategy):
         if self._user_module().trainer.state.fn == TrainerFn.FITTING:
             self._loaded = loaded
             self._resumption = Resumption(loaded.standing, loaded.positions) if loaded.standing is not None else None
-        _lightning.rank_zero_info("\n".join(loaded.certificate.lines()))
+        if loaded.weights is None:
+            _lightning.rank_zero_info("\n".join(loaded.certificate.lines()))
+        else:
+            self._edited = loaded
         return loaded.state
 
     def _offer(self, path: Path) -> str:

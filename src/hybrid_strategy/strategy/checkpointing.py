@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,10 +16,10 @@ from torch.optim import Optimizer
 from hybrid_strategy.checkpoint.certificate import Certificate
 from hybrid_strategy.checkpoint.content import CheckpointContent, SmallState
 from hybrid_strategy.checkpoint.folder import resolve
-from hybrid_strategy.checkpoint.importing import ImportOptions, import_single_file
-from hybrid_strategy.checkpoint.loading import LoadOptions, load_checkpoint, saved_names
+from hybrid_strategy.checkpoint.importing import ImportOptions, import_single_file, read_single_file
+from hybrid_strategy.checkpoint.loading import LoadOptions, load_checkpoint, refuse_weights, saved_names
 from hybrid_strategy.checkpoint.manifest import read_manifest
-from hybrid_strategy.checkpoint.pieces import Piece, model_key, section
+from hybrid_strategy.checkpoint.pieces import MODEL, Piece, model_key, section
 from hybrid_strategy.checkpoint.verify import read_meta
 from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.errors import CheckpointError, message
@@ -44,10 +44,22 @@ from hybrid_strategy.strategy.optimizer_states import (
     restore_values,
     state_pieces,
 )
+from hybrid_strategy.strategy.own_states import (
+    ADDED,
+    Edits,
+    further_names,
+    given_state,
+    metric_states,
+    modules_with_extra_state,
+    persistent_buffers,
+    restore_metrics,
+)
 from hybrid_strategy.strategy.random_state import RandomState, coordinate_key, take_random_state
+from hybrid_strategy.strategy.saved_weights import SavedWeights, fill, looks_at_weights
 
 T = TypeVar("T")
-_EXTRA = "extra_state"
+EXTRA, ALIASES = "extra_state", "aliases"
+"""Section of what modules keep beside their buffers; key of the further names of shared parameters in the meta data."""
 
 RUN_STATE = "hybrid_strategy"
 """Key of our own part of the state beside Lightning's."""
@@ -63,6 +75,7 @@ class Loaded:
         positions: of the training loaders.
         random_state: by logical coordinate.
         logged: values that callbacks and schedulers watch.
+        weights: by name, where the module looks at them before they are loaded; they are not loaded yet then.
     """
 
     state: dict[str, Any]
@@ -71,6 +84,7 @@ class Loaded:
     positions: list[Position] = field(default_factory=list)
     random_state: dict[str, RandomState] = field(default_factory=dict)
     logged: dict[str, float] = field(default_factory=dict)
+    weights: dict[str, Any] | None = None
 
 
 @dataclass
@@ -92,7 +106,7 @@ class StateKeeper:
         return pieces | self._buffer_pieces()
 
     def _buffer_pieces(self) -> dict[str, Piece]:
-        return {model_key(name): Piece.whole(name, buffer) for name, buffer in _persistent_buffers(self.module)}
+        return {model_key(name): Piece.whole(name, buffer) for name, buffer in persistent_buffers(self.module)}
 
     def _all_weight_pieces(self) -> dict[str, Piece]:
         """Weights and buffers; with an average, the weights in training go to a section of their own."""
@@ -104,15 +118,15 @@ class StateKeeper:
 
     def _extra_states(self) -> dict[str, Any]:
         """What modules of which this rank saves the buffers keep beside them (`get_extra_state`), by key."""
-        modules = dict(_modules_with_extra_state(self.module))
-        return {f"{_EXTRA}.{name}": modules[name].get_extra_state() for name in self._owned(modules)}
+        modules = dict(modules_with_extra_state(self.module))
+        return {f"{EXTRA}.{name}": modules[name].get_extra_state() for name in self._owned(modules)}
 
     def _restore_extra_states(self, saved: Mapping[str, Any]) -> list[tuple[str, str]]:
         """Gives modules their extra state back; returns (what, why) of those without one."""
         gaps = []
-        for name, module in _modules_with_extra_state(self.module):
-            if f"{_EXTRA}.{name}" in saved:
-                module.set_extra_state(saved[f"{_EXTRA}.{name}"])
+        for name, module in modules_with_extra_state(self.module):
+            if f"{EXTRA}.{name}" in saved:
+                module.set_extra_state(saved[f"{EXTRA}.{name}"])
             else:
                 gaps.append((f"extra state of {name}", "it is not in the checkpoint"))
         return gaps
@@ -122,11 +136,34 @@ class StateKeeper:
         sharding = self.made.sharding
         return {sharding.optimizer_parameter(slot): slot for slot in self.made.slots}
 
-    def content(self, checkpoint: dict[str, Any], window: RandomState | None) -> CheckpointContent:
+    def given_state(self) -> dict[str, Any]:
+        """The state dict of a checkpoint as hooks see it: this rank's pieces by the un-split model's names."""
+        return given_state(self.module, self._pieces_by_name(), self.made.shapes)
+
+    def _pieces_by_name(self) -> dict[str, Tensor]:
+        return {piece.spec.name: piece.tensor for piece in self.weight_pieces().values()}
+
+    def _edits(self, given: Mapping[str, Any], final: Mapping[str, Any]) -> Edits:
+        """Raises:
+        CheckpointError: a hook has changed weights that are not what is saved, since the run averages them.
+        """
+        edits = Edits.between(self._pieces_by_name(), given, final)
+        if self.average is not None and not edits.only_removed:
+            rule = "a hook has renamed or exchanged weights, and those that are saved in their place are averages"
+            raise CheckpointError(message("state_dict", "edited", rule, "", "Leave out the weight average, or the edits"))
+        return edits
+
+    @property
+    def _sees_all_samples(self) -> bool:
+        layout = self.groups.layout
+        return layout.data_parallel_size * layout.context_parallel_size == 1
+
+    def content(self, checkpoint: dict[str, Any], given: Mapping[str, Any], window: RandomState | None) -> CheckpointContent:
         """All that this rank gives to a checkpoint.
 
         Args:
             checkpoint: what Lightning wants saved.
+            given: its state dict before hooks saw it.
             window: the random state at the start of the accumulated batches at hand.
         """
         trainer = self.module.trainer
@@ -136,13 +173,16 @@ class StateKeeper:
         own: dict[str, Any] = {"standing": standing.to_dict(), "positions": positions, "logged": logged_values(trainer)}
         own["groups"] = group_settings(self.optimizers)
         tensors, replicated = self._all_weight_pieces(), dict[str, Any]()
-        buffers = {name for name, _ in _persistent_buffers(self.module)}
+        buffers = {name for name, _ in persistent_buffers(self.module)}
         others = {model_key(name) for name in buffers - self._owned(buffers)}
         tensors = {key: piece for key, piece in tensors.items() if key not in others}
+        edits = self._edits(given, checkpoint.get("state_dict", {}))
+        tensors = edits.applied(tensors, self._pieces_by_name())
         if "optimizer_states" in checkpoint:
             pieces, replicated = state_pieces(self.optimizers, self.named_parameters())
             tensors.update(pieces)
-        replicated |= self._extra_states()
+        added = {**edits.added, **metric_states(self.module, self._owned, self._sees_all_samples)}
+        replicated |= {f"{ADDED}.{name}": value for name, value in added.items()} | self._extra_states()
         random_state = window if standing.rewound and window is not None else take_random_state()
         return CheckpointContent(
             tensors=tensors,
@@ -156,6 +196,7 @@ class StateKeeper:
                 "score": _score(trainer),
                 SCHEDULES: schedule_classes(trainer),
                 WANDB_ID: wandb_id(trainer) if trainer.is_global_zero else None,
+                ALIASES: further_names(self.module) if trainer.is_global_zero else {},
                 "weights_only": "optimizer_states" not in checkpoint,
             },
         )
@@ -204,7 +245,8 @@ class StateKeeper:
         named = self.named_parameters()
         saved = saved_names(path)
         averaged = any(section(key) == TRAINED for key in saved)
-        weights, instead = self._pieces_to_load(averaged)
+        deferred = looks_at_weights(self.module) and not averaged and self.average is None
+        weights, instead = ({}, {}) if deferred else self._pieces_to_load(averaged)
         tensors = {**weights, **allocate(self.optimizers, named, saved)}
         loaded = load_checkpoint(path, tensors, LoadOptions(strict=self.module.strict_loading, instead=instead))
         self.made.sharding.mark_changed()
@@ -222,11 +264,44 @@ class StateKeeper:
         new = new_parameters(self.optimizers, named, small.replicated)
         gaps += [(f"optimizer state of {name}", "no optimizer of the saved run had this parameter") for name in new]
         restore_empty_groups(self.optimizers, named, small.state.get(RUN_STATE, {}).get("groups", ()))
-        gaps += self._averages(averaged) + self._restore_extra_states(small.replicated)
+        added = {key.partition(".")[2]: value for key, value in small.replicated.items() if section(key) == ADDED}
+        gaps += (
+            self._averages(averaged)
+            + self._restore_extra_states(small.replicated)
+            + restore_metrics(self.module, added, self._sees_all_samples)
+        )
+        if not deferred:
+            gaps += self._surplus(path, added)
         certificate = account_of(loaded.certificate, small, self.module.trainer, self.groups.layout, self._shared(gaps))
         if overruled:
             certificate = certificate.with_restored("settings in place of this run's", "; ".join(overruled))
-        return _loaded(small, certificate, schedulers, len(self.optimizers))
+        found = _loaded(small, certificate, schedulers, len(self.optimizers))
+        return _not_yet(found, SavedWeights(resolve(path), added)) if deferred else found
+
+    def load_edited(self, loaded: Loaded, state: Mapping[str, Any]) -> Certificate:
+        """Fills the weights from what the module's hooks have made of those of a checkpoint; collective.
+
+        Args:
+            loaded: what `load` brought.
+            state: its state dict, as the hooks left it.
+
+        Raises:
+            CheckpointError: on every rank: a weight is missing or has no place, or has another shape.
+        """
+        pieces = {piece.spec.name: piece for piece in self.weight_pieces().values()}
+        certificate = fill(self.module, pieces, state, loaded.certificate, self._shared)
+        self.made.sharding.mark_changed()
+        return certificate
+
+    def _surplus(self, path: Path, added: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """What becomes of entries of the state dict that a hook had added and nobody takes back.
+
+        Raises:
+            CheckpointError: `strict_loading`, as for weights without a place.
+        """
+        if self.module.strict_loading:
+            refuse_weights(path, [], sorted(added))
+        return [(f"{name} of the state dict", "it has no place in the model") for name in added]
 
     def _pieces_to_load(self, averaged: bool) -> tuple[dict[str, Piece], dict[str, str]]:
         """The weights to fill, and the keys among them that stand for others: where the run averaged its weights and this one
@@ -253,6 +328,9 @@ class StateKeeper:
             rule = "training cannot go on from a single file, whose optimizer states have numbers and no names"
             advice = "Set initial_weights to it to begin with its weights"
             raise CheckpointError(message("ckpt_path", str(path), rule, "", advice))
+        if looks_at_weights(self.module):
+            found = read_single_file(path)
+            return Loaded({**found, "optimizer_states": []}, Certificate(str(path)), weights=found["state_dict"])
         options = ImportOptions(strict=self.module.strict_loading)
         rest, certificate = import_single_file(path, self.weight_pieces(), options)
         self.made.sharding.mark_changed()
@@ -288,6 +366,13 @@ def _loaded(small: SmallState, certificate: Certificate, schedulers: Sequence[An
     return Loaded(state, certificate, standing, own["positions"], small.random_state, own["logged"])
 
 
+def _not_yet(loaded: Loaded, weights: SavedWeights) -> Loaded:
+    """With the weights as they lie in the checkpoint, for the module to look at."""
+    others = tuple(each for each in loaded.certificate.not_restored if each[0] != MODEL)
+    certificate = replace(loaded.certificate, not_restored=others)
+    return replace(loaded, state={**loaded.state, "state_dict": weights}, certificate=certificate, weights=weights)
+
+
 def _counts(checkpoint: Mapping[str, Any]) -> dict[str, int]:
     return {"global_step": int(checkpoint.get("global_step", 0)), "epoch": int(checkpoint.get("epoch", 0))}
 
@@ -296,17 +381,3 @@ def _score(trainer: pl.Trainer) -> float | None:
     """What the first checkpoint callback watches."""
     score = getattr(trainer.checkpoint_callback, "current_score", None)
     return None if score is None else float(score)
-
-
-def _persistent_buffers(module: nn.Module) -> Sequence[tuple[str, Tensor]]:
-    def found() -> Iterator[tuple[str, Tensor]]:
-        for prefix, each in module.named_modules():
-            for name, buffer in each._buffers.items():
-                if buffer is not None and name not in each._non_persistent_buffers_set:
-                    yield (f"{prefix}.{name}" if prefix else name), buffer
-
-    return list(found())
-
-
-def _modules_with_extra_state(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    return [(name, each) for name, each in module.named_modules() if type(each).get_extra_state is not nn.Module.get_extra_state]

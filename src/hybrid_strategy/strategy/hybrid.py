@@ -240,7 +240,7 @@ class HybridParallelStrategy(StopHooks):
             super().setup_optimizers(trainer)
         for optimizer in self.optimizers:
             leave_out_ghosts(optimizer)
-        check_optimizers(self.optimizers, self.layout)
+        check_optimizers(self.optimizers, self.layout, self.made.shapes)
 
     def _parallelize(self, module: pl.LightningModule) -> None:
         self.precision_plugin.convert_module(module)  # in place; what `configure_model` built is of this type already

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -19,17 +19,22 @@ from torch.optim import LBFGS, Optimizer
 
 from hybrid_strategy.errors import ConfigError, message
 from hybrid_strategy.spec.layout import Layout
+from hybrid_strategy.strategy.optimizer_states import check_names
 
 _ELEMENT_BY_ELEMENT = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD")
 _STEPS = 2
 
 
-def check_optimizers(optimizers: Sequence[Optimizer], layout: Layout) -> None:
-    """Refuses optimizers that would compute something else in this layout than on one device.
+def check_optimizers(optimizers: Sequence[Optimizer], layout: Layout, names: Collection[str] = ()) -> None:
+    """Refuses optimizers that would compute something else in this layout than on one device, or could not be saved.
+
+    Args:
+        names: of all parameters of the un-split model.
 
     Raises:
-        ConfigError: it needs whole parameters, or all of them at once, and the layout splits them.
+        ConfigError: it needs whole parameters, or all of them at once, and the layout splits them; or names clash.
     """
+    check_names(names, optimizers)
     dims = _split_dims(layout)
     if not dims and layout.pipeline_parallel_size == 1:
         return

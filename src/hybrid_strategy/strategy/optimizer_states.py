@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from hybrid_strategy.checkpoint.encoding import plain, same
 from hybrid_strategy.checkpoint.loading import SavedTensor
 from hybrid_strategy.checkpoint.pieces import OPTIMIZER, Piece, key_path, model_key, optimizer_key, section
-from hybrid_strategy.errors import CheckpointError, message
+from hybrid_strategy.errors import CheckpointError, ConfigError, message
 from hybrid_strategy.parallel.parameters import Slot
 
 Named = dict[nn.Parameter, Slot]
@@ -65,6 +65,7 @@ def state_pieces(optimizers: Sequence[Optimizer], named: Named) -> tuple[dict[st
     for each in _members(optimizers, named):
         slot = each.slot
         for key, value in each.optimizer.state.get(each.parameter, {}).items():
+            _refuse_state_name(key, each)
             full = optimizer_key(slot.name, f"{key}{each.mark}")
             if not isinstance(value, Tensor) or (value.numel() == 1 and value.dim() == 0):
                 values[full] = value
@@ -83,6 +84,31 @@ def state_pieces(optimizers: Sequence[Optimizer], named: Named) -> tuple[dict[st
                     )
                 )
     return pieces, values | _settings(optimizers, named)
+
+
+def check_names(names: Collection[str], optimizers: Sequence[Optimizer]) -> None:
+    """Refuses a parameter whose name is the one that checkpoints give to another's states in a second optimizer.
+
+    Args:
+        names: of all parameters of the un-split model.
+
+    Raises:
+        ConfigError: there is one, the same on every rank.
+    """
+    for name in sorted(names) if len(optimizers) > 1 else ():
+        first, sign, number = name.rpartition(_AGAIN)
+        if sign and number.isdecimal() and first in names:
+            rule = f"checkpoints keep under it what a further optimizer holds of {first}"
+            raise ConfigError(message("parameter name", name, rule, f"There are {len(optimizers)} optimizers", "Rename it"))
+
+
+def _refuse_state_name(key: Any, member: _Member) -> None:
+    """Raises:
+    CheckpointError: a state could not be told from another, or from its parameter's name, when it is loaded.
+    """
+    if not isinstance(key, str) or _AGAIN in key or "." in key:
+        rule = f"checkpoints keep it by its name, which must be text without '.' and '{_AGAIN}'"
+        raise CheckpointError(message(f"optimizer state of {member.slot.name}", key, rule, f"The optimizer is {member.kind}", ""))
 
 
 def _settings(optimizers: Sequence[Optimizer], named: Named) -> dict[str, Any]:
