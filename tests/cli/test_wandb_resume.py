@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from hybrid_strategy import HybridParallelStrategy
 from hybrid_strategy.checkpoint.verify import read_meta
-from hybrid_strategy.cli.fit import with_run_id
+from hybrid_strategy.cli.fit import logger_settings
 from hybrid_strategy.config.settings import RunConfig
 from hybrid_strategy.config.targets import WandbSettings
 from hybrid_strategy.reporting.wandb_run import WandbRunLogger
@@ -48,7 +48,7 @@ def test_the_id_goes_with_the_checkpoint(tmp_path: Path) -> None:
     assert read_meta(checkpoint)["wandb_id"] == first
     given = {"_target_": WandbSettings._target_, "id": None}
     config = replace(RunConfig(), resume=str(checkpoint), logger={"wandb": given, "other": {**given, "id": "mine"}, "none": None})
-    found = with_run_id(config)
+    found = logger_settings(config)
     assert (found["wandb"]["id"], found["other"]["id"], found["none"]) == (first, "mine", None)
     ((second, said),) = run_ranks(logged, 1, str(tmp_path), 2, str(checkpoint), first, process_group=False)
     assert second == first

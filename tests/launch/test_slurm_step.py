@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -26,7 +27,6 @@ def _started(code: str) -> subprocess.Popen[bytes]:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm_step, "_POLL_SECONDS", 0.05)
-    monkeypatch.setattr(slurm_step, "_SHUTDOWN_SECONDS", 0.3)
     monkeypatch.setattr(slurm_step, "_PATIENCE_SECONDS", 1.5)
 
 
@@ -41,18 +41,36 @@ def test_a_step_without_a_failure_may_take_its_time(tmp_path: Path) -> None:
     assert slurm_step.wait(_started("import time; time.sleep(2.5)"), tmp_path) == 0
 
 
-@pytest.mark.parametrize(("obeys", "code"), [(True, 143), (False, 137)])
-def test_after_a_failure_the_step_is_ended(obeys: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """First what is left of it; where `srun` waits for a node that is gone even then, it is not waited for."""
+def test_after_a_failure_the_step_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     record(tmp_path / "logs", 0, RuntimeError("Connection closed by peer"))
-    step, started = _started("import time; time.sleep(60)"), time.monotonic()
-    told = []
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setattr(slurm_step, "kill_step", lambda job: (told.append(job), step.terminate() if obeys else None))
-    assert slurm_step.wait(step, tmp_path) == code
-    assert told == ["7"]
+    started = time.monotonic()
+    assert slurm_step.wait(_started("import time; time.sleep(60)"), tmp_path) == 137
     assert time.monotonic() - started < 10
+
+
+def test_a_rank_leaves_when_another_has_failed_and_not_because_of_a_signal_alone(tmp_path: Path) -> None:
+    """It waits where no handler of Python's runs, as for the others to come."""
+    (tmp_path / "logs").mkdir()
+    code = (
+        "import ctypes, signal; from pathlib import Path; from hybrid_strategy.launch.slurm_rank import leave_with_the_failed\n"
+        "signal.signal(signal.SIGTERM, lambda *_: None)\n"
+        f"leave_with_the_failed(Path({str(tmp_path / 'logs')!r}))\n"
+        "print(flush=True)\n"
+        "while True: ctypes.CDLL(None).sleep(60)"
+    )
+    rank = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    try:
+        assert rank.stdout is not None
+        rank.stdout.readline()
+        rank.terminate()
+        time.sleep(1.5)
+        assert rank.poll() is None
+        record(tmp_path / "logs", 1, ValueError("made to fail"))
+        assert rank.wait(10) == -signal.SIGKILL
+    finally:
+        rank.kill()
+        rank.communicate()
 
 
 def test_a_node_is_gone_where_ranks_lost_a_peer_of_whose_end_nobody_knows(tmp_path: Path) -> None:

@@ -68,6 +68,18 @@ def first_failure(log_dir: Path, world_size: int) -> Failure | None:
     return found[0] if found else None
 
 
+def has_failed(log_dir: Path) -> bool:
+    """Has a rank left a record of more than a signal? One that is being written counts the next time."""
+    for path in log_dir.glob("rank*.error.json"):
+        try:
+            code = json.loads(path.read_text(encoding="utf-8"))["exit_code"]
+        except (OSError, ValueError, KeyError):
+            continue
+        if code != PreemptedError.exit_code:
+            return True
+    return False
+
+
 def explain(log_dir: Path, world_size: int, exit_codes: dict[int, int]) -> WorkerFailedError:
     """The error for the user.
 

@@ -8,14 +8,21 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import socket
 import sys
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from hybrid_strategy.checkpoint.stop_request import REQUEST
 from hybrid_strategy.errors import ConfigError, message
 from hybrid_strategy.launch import failures, worker
+from hybrid_strategy.launch.failures import has_failed
+from hybrid_strategy.launch.launchers.local import SHUTDOWN_SECONDS
 
+_POLL_SECONDS = 0.5
 _PLAN_FILE = "plan.json"
 _TASKS = re.compile(r"^(\d+)(?:\(x(\d+)\))?$")
 
@@ -76,10 +83,32 @@ def check_world(plan: Mapping[str, object], variables: Mapping[str, str]) -> Non
     raise ConfigError(message("SLURM_STEP_NUM_TASKS", tasks, rule, numbers, advice))
 
 
+def leave_with_the_failed(log_dir: Path) -> None:
+    """From now on a signal that comes because another rank has failed ends this one, also where it waits for others to come.
+
+    There no handler of Python's runs, and Slurm would kill it after `KillWait` (30 s). A thread is told by the signal itself.
+    """
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    arguments = (reader, writer, log_dir)  # the second is held: it must stay open
+    threading.Thread(target=_watch, args=arguments, daemon=True, name="failed-peers").start()
+
+
+def _watch(reader: socket.socket, writer: socket.socket, log_dir: Path) -> None:
+    while reader.recv(1) != bytes([signal.SIGTERM]):
+        pass
+    while not has_failed(log_dir):
+        time.sleep(_POLL_SECONDS)
+    time.sleep(SHUTDOWN_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)  # as Slurm would: an exit code would look like a cause
+
+
 def main() -> None:
     """Runs one rank; leaves without waiting for what a dead peer will never answer."""
     target, run_dir = sys.argv[1], Path(sys.argv[2])
     REQUEST.listen()  # a signal that comes before there is anything to save is remembered
+    leave_with_the_failed(run_dir / "logs")
     rank = int(os.environ.get("SLURM_PROCID", "0"))
     try:
         variables = rank_variables(os.environ)

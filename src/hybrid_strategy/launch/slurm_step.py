@@ -1,69 +1,40 @@
-"""`python -m hybrid_strategy.launch.slurm_step <run folder> srun ...`: waits for the step, no longer than it makes sense.
+"""`python -m hybrid_strategy.launch.slurm_step <run folder> srun ...`: waits for the step, but not for a node that is gone.
 
-Where a rank has failed `srun` asks the others to end and kills them after `KillWait` (30 s); one that waits for others to come
-does not hear it. Those of a node that was reset, and is back before Slurm has noticed, it waits for until the time limit. What
-the ranks left behind tells the rest (`cli/point.py end`).
+Where a rank has failed `srun` ends the others. Those of a node that was reset, and is back before Slurm has noticed, it waits for
+until the time limit. What the ranks left behind tells the rest (`cli/point.py end`).
 """
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from hybrid_strategy.errors import PreemptedError
-
-_SHUTDOWN_SECONDS = 3.0
-"""How long ranks may take to leave after the first failure, as on one machine."""
+from hybrid_strategy.launch.failures import has_failed
 
 _PATIENCE_SECONDS = 90.0
-"""How long `srun` may take to end, from the first failure on."""
+"""From the first failure on; Slurm kills what does not end after 30 s (`KillWait`)."""
 
-_POLL_SECONDS = 1.0
+_POLL_SECONDS = 2.0
 
 
 def wait(process: subprocess.Popen[bytes], run_dir: Path) -> int:
     """The exit code of the step, as a shell has it."""
     failed_at: float | None = None
-    told = False
     while True:
         try:
             code = process.wait(_POLL_SECONDS)
             return code if code >= 0 else 128 - code
         except subprocess.TimeoutExpired:
             pass
-        if failed_at is None:
-            failed_at = time.monotonic() if _has_failed(run_dir) else None
-            continue
-        seconds = time.monotonic() - failed_at
-        if seconds > _SHUTDOWN_SECONDS and not told:
-            told = True
-            kill_step(os.environ.get("SLURM_JOB_ID", ""))
-        if seconds > _PATIENCE_SECONDS:
+        if failed_at is None and has_failed(run_dir / "logs"):
+            failed_at = time.monotonic()
+        if failed_at is not None and time.monotonic() - failed_at > _PATIENCE_SECONDS:
             sys.stdout.write(f"=== srun still waits {_PATIENCE_SECONDS:g} s after a rank has failed: it is ended\n")
             sys.stdout.flush()
             process.kill()
-
-
-def kill_step(job: str) -> None:
-    """Kills what is left of the job's steps, on all nodes; the batch script goes on."""
-    subprocess.run(["scancel", "--signal=KILL", job], capture_output=True, check=False)
-
-
-def _has_failed(run_dir: Path) -> bool:
-    """Has a rank left a record of more than a signal? A file that is being written counts the next time."""
-    for path in (run_dir / "logs").glob("rank*.error.json"):
-        try:
-            code = json.loads(path.read_text(encoding="utf-8"))["exit_code"]
-        except (OSError, ValueError, KeyError):
-            continue
-        if code != PreemptedError.exit_code:
-            return True
-    return False
 
 
 def main() -> int:
