@@ -45,6 +45,6 @@ def test_ranks_are_started_by_module_and_folder(tmp_path: Path) -> None:
     point = read_point(folder)
     assert point is not None
     text = script_of(point, SlurmSettings(python="python"), "s", "hybrid_strategy.cli.fit:run")
-    (started,) = [line for line in text.splitlines() if line.startswith("srun")]
+    (started,) = [line for line in text.replace("\\\n", "").splitlines() if " srun " in line and not line.startswith("#")]
     assert started.endswith('"$PYTHON" -m hybrid_strategy.launch.slurm_rank hybrid_strategy.cli.fit:run "$RUN"')
     assert "llama_tiny" not in text

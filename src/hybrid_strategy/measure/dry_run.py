@@ -114,7 +114,7 @@ def _engine(run: DryRun, rank: int, mode: FakeTensorMode, boundary: Any) -> Iter
             target = find_target(module, None)
             plan = find_plan(module, target, None)
             made = parallelize(module, target, plan, groups, CPU, stage_cuts=run.stage_cuts)
-            # it looks at values, and there are none
+            made.context.random.shared = False  # seeds and inputs are values, of which there are none
             made.context.check_inputs = lambda unit, inputs: None  # type: ignore[method-assign]
             engine = StepEngine(module, made, groups, lambda rows: min(run.num_microbatches, rows), plan.batch_dims, CPU)
             if engine.player._transport is not None:
