@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SWEEP = (
     *("-m", "model=llama_tiny", "data.sequence_length=32", "data.global_batch_size=8", "data.files=[text.txt]"),
     *("trainer=cpu", "trainer.max_steps=3", "trainer.limit_val_batches=2", "trainer.log_every_n_steps=1"),
-    *("strategy=dp2,pp2", "logger=tensorboard", "name=s"),
+    *("strategy=single,pp2", "logger=tensorboard", "name=s"),
 )
 
 
@@ -51,25 +51,25 @@ def test_metrics_are_in_tensorboard_and_a_point_that_was_finished_keeps_its_resu
     (tmp_path / "text.txt").write_text("\n".join(f"line {number} of a text, {number * 7919 % 1000}" for number in range(3000)))
     _train(tmp_path)
     sweep = tmp_path / "outputs/sweeps/s"
-    for name in ("dp2", "pp2"):
+    for name in ("single", "pp2"):
         scalars = _scalars(sweep / name)
         assert len(list(sweep.glob(f"{name}/**/events.out.*"))) == len(list(sweep.glob(f"{name}/tensorboard/events.out.*")))
         for metric in ("train_loss", "val_loss"):
             logged = _logged(sweep / name, metric)
             assert len(logged) >= 2
             assert scalars[metric] == [(step, pytest.approx(value, rel=1e-6)) for step, value in logged]
-    before, row = json.loads((sweep / "dp2/result.json").read_text()), _rows(sweep)["dp2"]
+    before, row = json.loads((sweep / "single/result.json").read_text()), _rows(sweep)["single"]
 
-    (sweep / "dp2/result.json").unlink()  # stopped after its last step, before it could write what it had reached
-    state = json.loads((sweep / "dp2/state.json").read_text())
-    (sweep / "dp2/state.json").write_text(json.dumps({**state, "state": "running"}))
+    (sweep / "single/result.json").unlink()  # stopped after its last step, before it could write what it had reached
+    state = json.loads((sweep / "single/state.json").read_text())
+    (sweep / "single/state.json").write_text(json.dumps({**state, "state": "running"}))
     _train(tmp_path)
-    after, again = json.loads((sweep / "dp2/result.json").read_text()), _rows(sweep)["dp2"]
+    after, again = json.loads((sweep / "single/result.json").read_text()), _rows(sweep)["single"]
     assert after["attempts"] == 2
     for name in ("steps", "first_validation_loss", "last_validation_loss", "best_validation_loss", "validation_metric"):
         assert after[name] == before[name], name
     assert [name for name, value in row.items() if value and not again[name]] == []
-    assert [step for step, _ in _logged(sweep / "dp2", "train_loss")] == [0, 1, 2]
+    assert [step for step, _ in _logged(sweep / "single", "train_loss")] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
