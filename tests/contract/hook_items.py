@@ -184,7 +184,8 @@ def files(layout: ContractLayout, folder: str) -> Any:
     """The checkpoints that lie in the folder at the end; `last`, a text file that names the newest, is the strategy's own."""
     top = ModelCheckpoint(f"{folder}/top", monitor="val", save_top_k=2, filename="{epoch}-{val:.4f}", save_last=True)
     steps = ModelCheckpoint(f"{folder}/steps", every_n_train_steps=2, save_top_k=-1, filename="{step}")
-    step_best = ModelCheckpoint(f"{folder}/best", monitor="train_step", every_n_train_steps=1, filename="{step}-{train_step:.4f}")
+    name = "{step}-{train_step:.3f}"  # the best value, 2.27285, is on an edge of rounding to four digits
+    step_best = ModelCheckpoint(f"{folder}/best", monitor="train_step", every_n_train_steps=1, filename=name)
     trainer = make_trainer(layout, max_epochs=3, callbacks=[top, steps, step_best], enable_checkpointing=True)
     trainer.fit(Watched(), loader(layout, 21), loader(layout, 9, seed=2))
     names = {name: sorted(set(os.listdir(f"{folder}/{name}")) - {"last"}) for name in ("top", "steps", "best")}
