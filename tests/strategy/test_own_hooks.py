@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -267,66 +268,36 @@ class ReadsOtherRanks(Module):
         return self.loss(batch) + 0.01 * sum(each.square().sum() for each in self.model.parameters())
 
 
-def _restarts(layout: ContractLayout, folder: str) -> Any:
-    return _train([Restarts], layout, folder)
-
-
-def _norm_in_the_loss(layout: ContractLayout, folder: str) -> Any:
-    return _train([NormInTheLoss], layout, folder)
-
-
-def _own_loss(layout: ContractLayout, folder: str) -> Any:
-    return _train([OwnLoss], layout, folder)
-
-
-def _balanced(layout: ContractLayout, folder: str) -> Any:
-    return _train([Balanced], layout, folder)
-
-
-def _looks_on(layout: ContractLayout, folder: str) -> Any:
-    return _train([LooksOn], layout, folder)
-
-
-def _samples_alone(layout: ContractLayout, folder: str) -> Any:
-    return _train([SamplesAlone], layout, folder)
-
-
-def _samples_at_the_end(layout: ContractLayout, folder: str) -> Any:
-    return _train([SamplesAtTheEnd], layout, folder)
-
-
-def _reads_other_ranks(layout: ContractLayout, folder: str) -> Any:
-    return _train([ReadsOtherRanks], layout, folder)
+def _of(run: Any) -> tuple[Any, str]:
+    """What is run, and its name: a function, or training of the module made of these classes."""
+    return (run, run.__name__) if callable(run) else (partial(_train, run), "_".join(each.__name__ for each in run))
 
 
 @pytest.mark.parametrize(
     ("run", "layout", "words"),
     [
-        (_restarts, LAYOUTS["dp2"], "module is 'model.norm.weight': ranks that hold the same weights"),
-        (_norm_in_the_loss, TP2_SP, "training_step is 'model.norm.weight'"),
-        (_balanced, LAYOUTS["pp2_1f1b"], "training_step is 'its loss': only its output gets to the next stage"),
+        ([Restarts], LAYOUTS["dp2"], "module is 'model.norm.weight': ranks that hold the same weights"),
+        ([NormInTheLoss], TP2_SP, "training_step is 'model.norm.weight'"),
+        ([Balanced], LAYOUTS["pp2_1f1b"], "training_step is 'its loss': only its output gets to the next stage"),
         (_teacher, LAYOUTS["dp2_zero3"], "module is 'a copy': a copy of a layer has this rank's rows"),
-        (_samples_alone, LAYOUTS["tp2"], "module is 'called in a hook on rank 0 only'"),
-        (_samples_alone, LAYOUTS["dp2_zero3"], "module is 'called in a hook on rank 0 only'"),
-        (_samples_at_the_end, LAYOUTS["tp2"], "module is 'called in a hook on rank 0 only'"),
-        (_own_loss, LAYOUTS["tp2"], "ranks that share every layer must come to the same loss"),
-        (_reads_other_ranks, LAYOUTS["pp2_1f1b"], "a step used a parameter of another pipeline rank"),
+        ([SamplesAlone], LAYOUTS["tp2"], "module is 'called in a hook on rank 0 only'"),
+        ([SamplesAlone], LAYOUTS["dp2_zero3"], "module is 'called in a hook on rank 0 only'"),
+        ([SamplesAtTheEnd], LAYOUTS["tp2"], "module is 'called in a hook on rank 0 only'"),
+        ([OwnLoss], LAYOUTS["tp2"], "ranks that share every layer must come to the same loss"),
+        ([ReadsOtherRanks], LAYOUTS["pp2_1f1b"], "a step used a parameter of another pipeline rank"),
     ],
 )
 def test_what_would_be_wrong_is_refused_on_every_rank(run: Any, layout: ContractLayout, words: str) -> None:
-    result, why = compare_item(Item(f"refused{run.__name__}", 3, run, refused={layout.name: words}), layout)
+    run, name = _of(run)
+    result, why = compare_item(Item(f"refused_{name}", 3, run, refused={layout.name: words}), layout)
     assert result == "refused", "\n".join(why[:10])
 
 
-def _norm(layout: ContractLayout, folder: str) -> Any:
-    return _train([NormInTheLoss, ReadsWeights], layout, folder)
-
-
-def _reads(layout: ContractLayout, folder: str) -> Any:
-    return _train([ReadsWeights], layout, folder)
-
-
-@pytest.mark.parametrize(("run", "layout"), [(_norm, LAYOUTS["tp2"]), (_reads, TP2_SP), (_looks_on, LAYOUTS["pp2_1f1b"])])
+@pytest.mark.parametrize(
+    ("run", "layout"),
+    [([NormInTheLoss, ReadsWeights], LAYOUTS["tp2"]), ([ReadsWeights], TP2_SP), ([LooksOn], LAYOUTS["pp2_1f1b"])],
+)
 def test_what_is_right_is_not_refused(run: Any, layout: ContractLayout) -> None:
-    result, why = compare_item(Item(f"right{run.__name__}", 3, run, relative=4e-6), layout)
+    run, name = _of(run)
+    result, why = compare_item(Item(f"right_{name}", 3, run, relative=4e-6), layout)
     assert result == "same", "\n".join(why[:10])

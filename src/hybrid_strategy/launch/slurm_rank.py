@@ -97,7 +97,7 @@ def leave_with_the_failed(log_dir: Path) -> None:
 
 def _watch(reader: socket.socket, writer: socket.socket, log_dir: Path) -> None:
     while reader.recv(1) != bytes([signal.SIGTERM]):
-        pass
+        continue  # another signal is the main thread's
     while not has_failed(log_dir):
         time.sleep(_POLL_SECONDS)
     time.sleep(SHUTDOWN_SECONDS)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from hybrid_strategy.launch.failures import has_failed
@@ -24,11 +25,9 @@ def wait(process: subprocess.Popen[bytes], run_dir: Path) -> int:
     """The exit code of the step, as a shell has it."""
     failed_at: float | None = None
     while True:
-        try:
+        with suppress(subprocess.TimeoutExpired):  # it still runs: what have its ranks left?
             code = process.wait(_POLL_SECONDS)
             return code if code >= 0 else 128 - code
-        except subprocess.TimeoutExpired:
-            pass
         if failed_at is None and has_failed(run_dir / "logs"):
             failed_at = time.monotonic()
         if failed_at is not None and time.monotonic() - failed_at > _PATIENCE_SECONDS:
