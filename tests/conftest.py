@@ -6,6 +6,7 @@ import gc
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +37,16 @@ def nothing_stays_in_the_environment() -> Iterator[None]:
     for name in left:
         del os.environ[name]
     assert not left, f"the test leaves variables of ranks in the environment: {left}"
+
+
+@pytest.fixture(autouse=True)
+def no_process_group_stays() -> Iterator[None]:
+    """What comes later in this process would take itself for a rank: Lightning warns, losses are averaged, files shared."""
+    yield
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+        pytest.fail("the test leaves a process group behind: end it with the trainer's or the pool's own teardown")
 
 
 def pytest_collection_finish() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ranks import run_ranks
+from tests.support.ranks import free_port, run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -36,6 +36,7 @@ def run(*arguments: str, cwd: Path) -> str:
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))  # Lightning's own choice is among those that connections get as well
 
 
 def _as_a_rank(script: str) -> str:

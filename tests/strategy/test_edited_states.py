@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
@@ -25,6 +27,14 @@ LAYOUTS: list[dict[str, Any]] = [
     {"tensor_parallel_size": 2, "parallel_plan": ParallelPlan(tensor={"0": "colwise", "1": "rowwise"})},
     {"pipeline_parallel_size": 2, "num_microbatches": 2},
 ]
+
+
+@pytest.fixture(autouse=True)
+def _the_group_of_one_ends() -> Iterator[None]:
+    """A Trainer leaves the process group for its next run, as in all of Lightning."""
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 class Plain(pl.LightningModule):

@@ -16,6 +16,7 @@ import torch
 from tests.contract.layouts import LAYOUTS
 from tests.contract.models import Module, Rows, loader, make_trainer, quiet
 from tests.support.forks import Ending, run_cases
+from tests.support.ranks import free_port
 
 MODULE_HOOKS = (
     "setup",
@@ -178,7 +179,7 @@ def test_a_plain_script_ends_where_the_other_rank_is_in_the_users_code(rank: int
     (tmp_path / "script.py").write_text(SCRIPT)
     root = Path(__file__).parents[2]
     environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
-    environment |= {"PYTHONPATH": f"{root / 'src'}:{root}", "OMP_NUM_THREADS": "1"}
+    environment |= {"PYTHONPATH": f"{root / 'src'}:{root}", "OMP_NUM_THREADS": "1", "MASTER_PORT": str(free_port())}
     found = subprocess.run(
         [sys.executable, "script.py", str(rank)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
     )

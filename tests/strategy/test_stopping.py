@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from hybrid_strategy.checkpoint.stop_request import REQUEST, StopRequest
 from hybrid_strategy.checkpoint.verify import committed, read_meta
 from hybrid_strategy.strategy.stopping import STOP_NAME, StoppedBySignal
-from tests.support.ranks import run_ranks
+from tests.support.ranks import free_port, run_ranks
 from tests.support.resuming import Resumed, assert_same_end, run, run_here
 
 NUMBERS = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]
@@ -208,7 +208,7 @@ if __name__ == "__main__":
 def test_a_plain_script_ends_with_75(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "MASTER_PORT": str(free_port())}
     process = subprocess.Popen([sys.executable, str(script), str(tmp_path)], env=environment, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 120
     while not (tmp_path / "training").exists() and process.poll() is None and time.monotonic() < deadline:

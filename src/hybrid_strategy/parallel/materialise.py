@@ -68,9 +68,21 @@ def _needs_reset(layer: nn.Module, rule: object) -> bool:
 
 
 def _whole_copy(layer: nn.Module) -> nn.Module:
-    """A copy on the meta device, taken before the layer is split; costs no memory."""
-    copied = copy.deepcopy(layer)
-    return copied if all(each.is_meta for each in (*copied.parameters(), *copied.buffers())) else copied.to("meta")
+    """The layer as it is before it is split, on the meta device: dictionaries of its own, the same settings, no hooks."""
+    copied = copy.copy(layer)
+    own = vars(copied)
+    own |= {name: type(hooks)() for name, hooks in vars(nn.Module()).items() if "_hooks" in name}
+    own["_parameters"] = {name: _on_meta(each) for name, each in layer._parameters.items()}
+    own["_buffers"] = {name: _on_meta(each) for name, each in layer._buffers.items()}
+    own["_modules"] = {name: None if each is None else _whole_copy(each) for name, each in layer._modules.items()}
+    return copied
+
+
+def _on_meta(tensor: Tensor | None) -> Tensor | None:
+    if tensor is None or tensor.is_meta:
+        return tensor
+    moved = tensor.detach().to("meta")
+    return nn.Parameter(moved, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else moved
 
 
 def check_buffers(root: nn.Module) -> None:

@@ -19,6 +19,10 @@ from hybrid_strategy.parallel.trees import iterate_tensors
 Place = tuple[str, str]
 """A class and an attribute."""
 
+_SEQUENCES = (list, tuple)
+_PLAIN = {bool, int, float, str, type(None)}
+"""Most of what a layer keeps: nothing to look into."""
+
 
 def kept_values(units: Sequence[nn.Module], module: nn.Module) -> dict[Place, list[Tensor]]:
     """Tensors with a graph that layers of `units` keep, and what `module`, the user's, keeps of what these have made."""
@@ -43,9 +47,11 @@ def _kept(modules: Iterable[nn.Module]) -> dict[Place, list[Tensor]]:
     found: dict[Place, list[Tensor]] = {}
     for module in modules:
         for name, value in vars(module).items():
-            held = value if isinstance(value, list | tuple) else list(value.values()) if isinstance(value, dict) else [value]
+            if type(value) in _PLAIN or name.startswith("_"):
+                continue
+            held = value if isinstance(value, _SEQUENCES) else value.values() if isinstance(value, dict) else [value]
             tensors = [each for each in held if isinstance(each, Tensor) and each.grad_fn is not None]
-            if tensors and not name.startswith("_"):
+            if tensors:
                 found.setdefault((type(module).__name__, name), []).extend(tensors)
     return found
 
