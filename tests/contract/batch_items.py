@@ -225,16 +225,16 @@ def sources(layout: ContractLayout, folder: str) -> Any:
     workers = loader(layout, 21, num_workers=2, persistent_workers=True)
     return {
         "stream": _run(layout, stream, limit_val_batches=0),
-        "stream_limited": _run(layout, DataLoader(Stream(40), batch_size=layout.batch_size), limit_train_batches=3),
+        "stream_limited": _run(layout, DataLoader(Stream(28), batch_size=layout.batch_size), limit_train_batches=3),
         "workers": _run(layout, workers, max_epochs=1),
-        "limits": _run(layout, loader(layout, 40), limit_train_batches=0.5, limit_val_batches=1),
-        "few": _run(layout, loader(layout, 40), limit_train_batches=2, limit_val_batches=0.5),
-        "overfit": _run(layout, loader(layout, 40), overfit_batches=2),
-        "time": _run(layout, loader(layout, 40), max_time="00:00:00:00"),
-        "fast": _run(layout, loader(layout, 40), fast_dev_run=2),
-        "often": _run(layout, loader(layout, 40), val_check_interval=0.4),
-        "within": _run(layout, loader(layout, 48), val_check_interval=1, accumulate_grad_batches=3, log_every_n_steps=1),
-        "seldom": _run(layout, loader(layout, 40), val_check_interval=3, check_val_every_n_epoch=None),
+        "limits": _run(layout, loader(layout, 28), limit_train_batches=0.5, limit_val_batches=1),
+        "few": _run(layout, loader(layout, 28), limit_train_batches=2, limit_val_batches=0.5),
+        "overfit": _run(layout, loader(layout, 28), overfit_batches=2),
+        "time": _run(layout, loader(layout, 28), max_time="00:00:00:00"),
+        "fast": _run(layout, loader(layout, 28), fast_dev_run=2),
+        "often": _run(layout, loader(layout, 28), val_check_interval=0.4),
+        "within": _run(layout, loader(layout, 32), val_check_interval=1, accumulate_grad_batches=3, log_every_n_steps=1),
+        "seldom": _run(layout, loader(layout, 28), val_check_interval=3, check_val_every_n_epoch=None),
         "epochs": _run(layout, loader(layout, 24), check_val_every_n_epoch=2, min_steps=5, max_epochs=1),
     }
 

@@ -123,10 +123,10 @@ def _read(layout: str, data: Any, num_workers: int) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("layout", "num_workers"), [*((layout, 0) for layout in LAYOUTS), ("pp2_dp2", 2), ("tp2_pp2", 2)]
+    ("kind", "layout", "num_workers"),
+    [*((kind, layout, 0) for kind in (Indexed, Stream) for layout in LAYOUTS), (Indexed, "tp2_pp2", 2), (Stream, "pp2_dp2", 2)],
 )  # how workers read depends on the number of data-parallel ranks only
-@pytest.mark.parametrize("kind", [Indexed, Stream])
-def test_every_sample_is_read_once_by_the_ranks_that_share_it(layout: str, num_workers: int, kind: Any) -> None:
+def test_every_sample_is_read_once_by_the_ranks_that_share_it(kind: Any, layout: str, num_workers: int) -> None:
     rows = 22
     found = run_ranks(_read, 4, layout, kind(rows), num_workers, process_group=False, timeout=120)
     sizes = HybridParallelStrategy(**LAYOUTS[layout]).options.layout(4)

@@ -37,7 +37,7 @@ def orders(layout: ContractLayout, folder: str) -> Any:
     return {"rank_zero": found}
 
 
-@pytest.mark.parametrize("layout", ["pp2_1f1b", "pp2_interleaved", "pp2_zbv", "dp2_zero3"])
+@pytest.mark.parametrize("layout", ["pp2_1f1b", "pp2_zbv", "dp2_zero3"])
 def test_any_order_works(layout: str) -> None:
     """Logits after training differ by the rounding of fp32, 1.3e-6 where it was looked at."""
     result, why = compare_item(Item("b26", 2, orders, relative=1e-5), LAYOUTS[layout])
