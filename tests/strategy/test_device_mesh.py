@@ -6,6 +6,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _world
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader
 
@@ -22,6 +24,9 @@ class AxesLM(TinyLM):
         super().configure_model()
         mesh = self.device_mesh
         self.axes = {name: mesh[name].size() for name in ("data_parallel", "tensor_parallel", "pipeline_parallel")}
+        for name in mesh.mesh_dim_names:  # each axis has a group that works, one of this rank alone too
+            dist.all_reduce(ones := torch.ones(1), group=mesh.get_group(name))
+            assert ones.item() == mesh[name].size() == mesh.get_group(name).size()
 
 
 class ShardedLM(TinyLM):
@@ -46,6 +51,11 @@ def axes_here() -> dict[str, int]:
     return module.axes
 
 
+def groups_here() -> int:
+    fit(TinyLM(), tensor_parallel_size=2)
+    return len(_world.pg_map)
+
+
 def refusal_here() -> str:
     try:
         fit(ShardedLM())
@@ -57,6 +67,11 @@ def refusal_here() -> str:
 def test_finds_its_axes() -> None:
     expected = {"data_parallel": 2, "tensor_parallel": 2, "pipeline_parallel": 1}
     assert run_ranks(axes_here, 4, process_group=False) == [expected] * 4
+
+
+def test_only_axes_longer_than_one_have_groups_of_their_own() -> None:
+    """Of all ranks, data, tensor, this rank alone, and the one in which signals are agreed on."""
+    assert run_ranks(groups_here, 4, process_group=False) == [5] * 4
 
 
 def test_own_sharding_is_refused_on_every_rank() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -78,14 +79,35 @@ _GRADIENT, _SHARD = "data_context_parallel", "shard_context_parallel"
 def build_mesh(layout: Layout, device_type: str) -> tuple[DeviceMesh, dict[str, DeviceMesh]]:
     """The mesh over `MESH_AXES`, and its flattened axes by name: `data_parallel` is the pair of replicate and shard.
 
-    A flattened axis is kept here, since torch warns (2.13) where it is asked of the mesh by its name.
+    Only axes that are longer than 1 get groups of their own; a flattened axis over one of them shares its group, and all others
+    share one of this rank alone. Torch would make one for every rank and axis: each costs a meeting at the store and, on gloo,
+    threads that wake a hundred times a second. A flattened axis is kept here, since torch warns (2.13) where it is asked of the
+    mesh by its name.
     """
-    mesh = init_device_mesh(device_type, layout.axis_sizes, mesh_dim_names=MESH_AXES)
+    sizes = dict(zip(MESH_AXES, layout.axis_sizes, strict=True))
+    inner = _mesh_of_long_axes(sizes, device_type)
+    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True) if layout.world_size > 1 else dist.group.WORLD
+
+    def group(name: str, *axes: str) -> Any:
+        along = tuple(axis for axis in axes if sizes[axis] > 1)
+        if inner is None or not along:
+            return alone
+        return inner.get_group(along[0]) if len(along) == 1 else inner[along]._flatten(name).get_group()
+
+    ranks = torch.arange(layout.world_size).view(layout.axis_sizes)
+    mesh = DeviceMesh.from_group([group(axis, axis) for axis in MESH_AXES], device_type, ranks, mesh_dim_names=MESH_AXES)
     pairs: dict[str, tuple[str, ...]] = {"data_parallel": ("data_parallel_replicate", "data_parallel_shard")}
     if layout.context_parallel_size > 1:
         pairs[_GRADIENT] = ("data_parallel_replicate", "data_parallel_shard", "context_parallel")
         pairs[_SHARD] = ("data_parallel_shard", "context_parallel")
-    return mesh, {name: mesh[axes]._flatten(name) for name, axes in pairs.items()}
+    for name, axes in pairs.items():
+        mesh._flatten_mapping[name] = DeviceMesh.from_group(group(name, *axes), device_type, mesh_dim_names=(name,))
+    return mesh, {name: mesh._flatten_mapping[name] for name in pairs}
+
+
+def _mesh_of_long_axes(sizes: dict[str, int], device_type: str) -> DeviceMesh | None:
+    long = tuple(axis for axis, size in sizes.items() if size > 1)
+    return init_device_mesh(device_type, tuple(sizes[axis] for axis in long), mesh_dim_names=long) if long else None
 
 
 _BUILT: dict[tuple[Layout, torch.device], tuple[object, Groups]] = {}
