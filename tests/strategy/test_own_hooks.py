@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.contract.items import Item, compare_item
 from tests.contract.layouts import LAYOUTS, ContractLayout
-from tests.contract.models import LossRecorder, Model, Module, loader, make_trainer, row_losses
+from tests.contract.models import Block, LossRecorder, Model, Module, loader, make_trainer, row_losses
 from tests.strategy.test_random_numbers import SEQUENCE
 
 TP2_SP = ContractLayout("tp2_sp", 2, 1, SEQUENCE)
@@ -86,6 +86,45 @@ class StepsByHand(Module):
             each.data.sub_(each.grad, alpha=0.3)
 
 
+class TakesApart(Module):
+    """Takes entries out of its batch and writes into it."""
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        labels = batch.pop("labels")
+        labels[:, :2] = -100
+        return row_losses(self.model(batch.pop("ids").add_(1).remainder_(16)), labels).mean()
+
+
+class Keeps(Module):
+    """Keeps values for the end of an epoch, as Lightning has it since version 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outputs: list[Tensor] = []
+        self.by_kind: dict[str, list[Any]] = {}
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        self.by_kind.setdefault("rows", []).append({"row": batch["row"]})
+        losses = row_losses(self.model(batch["ids"]), batch["labels"])
+        self.least = losses.detach().min()
+        return losses.mean()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.log("least", self.least, reduce_fx="min", sync_dist=True, on_epoch=True, on_step=False)
+
+    def on_train_epoch_end(self) -> None:
+        kept = torch.cat([each["row"] for each in self.by_kind.pop("rows")])
+        self.log("rows", kept.float().mean(), batch_size=len(kept))
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        self.outputs.append(row_losses(self.model(batch["ids"]), batch["labels"]))
+
+    def on_validation_epoch_end(self) -> None:
+        kept = torch.cat(self.outputs)
+        self.log("val", kept.mean(), batch_size=len(kept))
+        self.outputs.clear()
+
+
 def _train(kinds: list[type[Module]], layout: ContractLayout, folder: str) -> Any:
     found = {}
     for kind in kinds:
@@ -98,7 +137,7 @@ def _train(kinds: list[type[Module]], layout: ContractLayout, folder: str) -> An
 
 
 def _right(layout: ContractLayout, folder: str) -> Any:
-    return _train([ClipsItself, ChangesWeights, Recomputes, StepsByHand], layout, folder)
+    return _train([ClipsItself, ChangesWeights, Recomputes, StepsByHand, TakesApart, Keeps], layout, folder)
 
 
 @pytest.mark.parametrize("layout", ["dp2", "dp2_zero1", "dp2_zero3", "tp2", "cp2", "pp2_1f1b"])
@@ -233,6 +272,58 @@ def _keep_balance(layer: nn.Module, inputs: Any, output: Tensor) -> None:
     layer.balance = output.square().mean()
 
 
+class AsksFor(Balanced):
+    """The last stage has no layer of the kind that keeps a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model.layers[0].__class__ = FirstBlock
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        return self.loss(batch) + getattr(self.model.layers[0], "balance", 0.0)
+
+
+class FirstBlock(Block):
+    pass
+
+
+class DeepLoss(Module):
+    """A part of the loss is made of what an early layer returns, past all units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model.__class__ = DeepModel
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        self.log("loss", loss := self.loss(batch) + self.model.early.square().mean())
+        return loss
+
+
+class DeepModel(Model):
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for index, layer in enumerate(self.layers):
+            x = layer(x)
+            self.early = x if index == 0 else self.early
+        return self.head(self.norm(x))
+
+
+class Dropped(Module):
+    """Leaves a layer out, after which the pipeline is cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model.__class__ = DroppingModel
+
+
+class DroppingModel(Model):
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for layer in (self.layers[0], self.layers[3]):
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
 class LooksOn(Balanced):
     """They keep it for looking at; what the step itself keeps counts."""
 
@@ -279,6 +370,10 @@ def _of(run: Any) -> tuple[Any, str]:
         ([Restarts], LAYOUTS["dp2"], "module is 'model.norm.weight': ranks that hold the same weights"),
         ([NormInTheLoss], TP2_SP, "training_step is 'model.norm.weight'"),
         ([Balanced], LAYOUTS["pp2_1f1b"], "training_step is 'its loss': only its output gets to the next stage"),
+        ([AsksFor], LAYOUTS["pp2_1f1b"], "training_step is 'its loss': only its output gets to the next stage"),
+        ([Dropped], LAYOUTS["pp2_1f1b"], "the pipeline is cut after a unit that this step has left out"),
+        ([Dropped], LAYOUTS["pp2_interleaved"], "the pipeline is cut after a unit that this step has left out"),
+        ([DeepLoss], LAYOUTS["pp2_1f1b"], "is made of a value that an earlier unit has made"),
         (_teacher, LAYOUTS["dp2_zero3"], "module is 'a copy': a copy of a layer has this rank's rows"),
         ([SamplesAlone], LAYOUTS["tp2"], "module is 'called in a hook on rank 0 only'"),
         ([SamplesAlone], LAYOUTS["dp2_zero3"], "module is 'called in a hook on rank 0 only'"),

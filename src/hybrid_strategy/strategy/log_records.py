@@ -112,6 +112,11 @@ class LogRecorder:
         self.latest = entry
         self._now.append((entry, value, batch_size))
 
+    @property
+    def values_at_hand(self) -> dict[str, Tensor]:
+        """What the last micro-batch logged, by name."""
+        return {entry.name: value for entry, value, _ in self._now if entry.reduction != METRIC}
+
     def commit(self, rows: float, weight: float, counts: bool = True) -> None:
         """Keeps what the last micro-batch logged.
 

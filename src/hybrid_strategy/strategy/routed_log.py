@@ -51,16 +51,16 @@ class LogRouter:
         trainer: pl.Trainer,
         rows_of: Callable[[Any], float],
         whereabouts: Whereabouts,
-        meet: Callable[[], None],
+        before: Sequence[Callable[[], None]],
     ) -> None:
         """Routes what `trainer` logs.
 
         Args:
             rows_of: samples of a batch that count on this rank.
             whereabouts: is told of each exchange.
-            meet: called by all ranks before each exchange; raises where one of them is elsewhere.
+            before: called by all ranks before each exchange; may raise where one of them is elsewhere.
         """
-        self.metrics.attach()
+        self.metrics.attach(trainer.callbacks)  # type: ignore[attr-defined]
         store.tap_results(trainer, self._tap)
         if self._groups.layout.world_size == 1:
             return
@@ -71,8 +71,10 @@ class LogRouter:
 
         def exchange(point: str) -> None:
             with whereabouts.doing(f"the exchange of what hooks logged, at {point.replace('_', ' ')}"):
-                meet()
+                for each in before:
+                    each()
                 hooks.exchange(point)
+            self.metrics.go_on()
 
         times = store.PublishTimes(
             batch_end=lambda: exchange("batch_end"),
