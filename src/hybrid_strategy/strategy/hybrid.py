@@ -46,6 +46,7 @@ from hybrid_strategy.strategy.step import StepEngine
 from hybrid_strategy.strategy.steps import Steps, refuse_own_fetching
 from hybrid_strategy.strategy.stopping import StopHooks
 from hybrid_strategy.strategy.target import find_plan, find_target
+from hybrid_strategy.strategy.whole_files import refuse_partial_files
 from hybrid_strategy.strategy.workers import PatientWorker
 
 
@@ -256,6 +257,7 @@ class HybridParallelStrategy(StopHooks):
             seed=run_seed(self.options.seed),
             stage_cuts=self.options.stage_cuts,
         )
+        refuse_partial_files(module, self.layout)
         if self.options.initial_weights is not None:
             certificate = StateKeeper(module, self._made, self.groups).begin_with(self.options.initial_weights)
             _lightning.rank_zero_info("\n".join(certificate.lines()))

@@ -41,6 +41,10 @@ class _Before:
     lists: dict[_Path, tuple[list[Any], int]]
     values: dict[_Path, tuple[Any, int]]
 
+    def tensors(self) -> Iterator[Tensor]:
+        """Tensors that a step may write into."""
+        return (value.detach() for value, _ in self.values.values() if isinstance(value, Tensor))
+
     @staticmethod
     def of(module: pl.LightningModule) -> _Before:
         own = {name: value for name, value in vars(module).items() if name not in _OF_LIGHTNING}
@@ -69,8 +73,9 @@ class Keeping:
 
     @contextmanager
     def following(self, counts: bool) -> Iterator[None]:
-        """Around one call of the step. Where it does not end, or does not count, lists stay as they are."""
+        """Around one call of the step. Where it does not end lists stay as they are; all does where it does not count."""
         before = None if counts and not self._shares else _Before.of(self._module)
+        written = [] if counts or before is None else [(each, each.clone()) for each in before.tensors()]
         ended = False
         try:
             yield
@@ -79,6 +84,14 @@ class Keeping:
             if before is not None and not (ended and counts):
                 for each, length in before.lists.values():
                     del each[length:]
+            if before is not None and not counts:
+                self._put_back(before, written)
+
+    def _put_back(self, before: _Before, written: list[tuple[Tensor, Tensor]]) -> None:
+        for path, (value, _) in before.values.items():
+            self._holder(path)[path[-1]] = value
+        for tensor, content in written:
+            tensor.copy_(content)
 
     def kept(self) -> Kept:
         """What the steps of this batch have kept here, as far as it can be sent to other ranks."""

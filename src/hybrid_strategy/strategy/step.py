@@ -218,7 +218,7 @@ class StepEngine:
         play = Play(call, Cut(cut.micro_batches, [0] * len(cut.rows)), 1.0, 1.0)
         with torch.no_grad(), uncompiled():
             self._run(play, train=False)
-        self.router.recorder.take()
+        self.router.recorder.take(), self.router.recorder.take_early()
         rows = [tuple(range(end - count, end)) for end, count in zip(accumulate(cut.rows), cut.rows, strict=True)]
         return PlayedAgain(cut.micro_batches, rows, play.outputs)
 
@@ -247,6 +247,7 @@ class StepEngine:
                 output = play.call.function(self._handed(play.cut.micro_batches[micro_batch]), *play.call.arguments)
         except StageOutput as leaving:
             self.made.note_side_values(self.module, stage, None)
+            router.recorder.leave_early(float(play.cut.rows[micro_batch]), counts)
             return leaving.value
         return self._finish_forward(play, output, micro_batch)
 
