@@ -153,9 +153,13 @@ def refuse_own_parallelism(module: nn.Module) -> None:
     """Refuses a module that has parallelised itself: its gradients are reduced by hooks that a schedule cannot steer.
 
     Raises:
-        ModelError: a parameter is a DTensor.
+        ModelError: a parameter is a DTensor, or has a hook that runs once its gradient is added.
     """
     for name, parameter in module.named_parameters():
+        if parameter._post_accumulate_grad_hooks:
+            rule = "such a hook runs after each micro-batch, when gradients are neither complete nor summed over the ranks"
+            advice = "Use on_after_backward or on_before_optimizer_step of the LightningModule"
+            raise ModelError(message("register_post_accumulate_grad_hook", name, rule, "", advice))
         if isinstance(parameter, DTensor):
             rule = "a module that parallelises itself with DTensor or fully_shard cannot be parallelised again"
             advice = (

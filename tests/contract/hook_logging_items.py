@@ -133,6 +133,7 @@ class Counting(Module):
         )
         self.val_loss = MeanMetric()
         self.by_hand = MulticlassF1Score(VOCAB, average="macro", ignore_index=-100)
+        self.in_a_dict = {"rows": SumMetric()}
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Any:
         logits = self.model(batch["ids"])
@@ -149,6 +150,7 @@ class Counting(Module):
         logits = self.model(batch["ids"])
         self.val.update(logits.argmax(-1), batch["labels"])
         self.by_hand.update(logits.argmax(-1), batch["labels"])
+        self.in_a_dict["rows"].update(len(logits))
         losses = row_losses(logits, batch["labels"])
         self.val_loss.update(losses)
         self.log_dict(self.val)
@@ -157,11 +159,27 @@ class Counting(Module):
     def on_validation_epoch_end(self) -> None:
         self.log("val/by_hand", self.by_hand.compute())
         self.by_hand.reset()
+        self.log("val/rows", self.in_a_dict["rows"].compute())
+        self.in_a_dict["rows"].reset()
+
+
+class Tally(pl.Callback):
+    """Has a metric of its own."""
+
+    def __init__(self) -> None:
+        self.rows = SumMetric()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, index: int) -> None:
+        self.rows.update(len(batch["row"]))
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        module.log("tally", self.rows.compute())
+        self.rows.reset()
 
 
 def metrics(layout: ContractLayout, folder: str) -> Any:
     memory, seen = Memory(), Seen()
-    trainer = make_trainer(layout, max_epochs=2, logger=memory, callbacks=[seen], num_sanity_val_steps=1)
+    trainer = make_trainer(layout, max_epochs=2, logger=memory, callbacks=[Tally(), seen], num_sanity_val_steps=1)
     module = Counting()
     trainer.fit(module, loader(layout, 21), loader(layout, 17, seed=2))
     again = trainer.validate(module, loader(layout, 17, seed=2), verbose=False)

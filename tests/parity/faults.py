@@ -13,7 +13,7 @@ import torch
 from hybrid_strategy import parallelize
 from hybrid_strategy.models.llama import DecoderLayer
 from hybrid_strategy.parallel.sharding import _early, ddp
-from hybrid_strategy.parallel.stages import StageNow
+from hybrid_strategy.parallel.stage_now import StageNow
 from hybrid_strategy.strategy import precision
 from hybrid_strategy.strategy.hybrid import HybridParallelStrategy
 from hybrid_strategy.strategy.peers import Peers

@@ -87,6 +87,10 @@ class Mixing(Module):
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         return self.moved("after", batch)
 
+    def on_after_backward(self) -> None:
+        for each in self.parameters():  # noise for gradients, of no weight here: stages draw for other parameters
+            torch.randn_like(each), np.random.rand()
+
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         batch = self.moved("step", batch)
         return row_losses(self.model(batch["ids"], lambda place: self.draw(place, batch)), batch["labels"]).mean()

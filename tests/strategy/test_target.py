@@ -74,6 +74,10 @@ def test_target_is_model_else_the_child_with_most_parameters() -> None:
     assert find_target(Parent(body=small, head=large), None) == "head"
     assert find_target(Parent(body=small, head=large), "body") == "body"
     assert find_target(Parent(), None) == ""
+    for units, target in ((("body", "head"), ""), (("layers.*",), "head")):
+        flat = Parent(body=small, head=large)
+        object.__setattr__(flat, "parallel_plan", lambda units=units: ParallelPlan(units=units))
+        assert find_target(flat, None) == target
 
 
 def test_unknown_target_is_refused_with_the_nearest() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy
 import torch
@@ -54,6 +55,16 @@ def seed_generators(seed: int, generators: Sequence[torch.Generator]) -> None:
     numpy.random.seed(seed % 2**32)
     for generator in generators:
         generator.manual_seed(seed)
+
+
+def print_of_generators(generators: Sequence[torch.Generator]) -> int:
+    """A positive number of 62 bits that tells where Python's and numpy's generators and the given ones of torch stand."""
+    of_numpy: Any = numpy.random.get_state(legacy=False)
+    digest = hashlib.blake2b(of_numpy["state"]["key"].tobytes())
+    for each in generators:
+        digest.update(each.get_state().numpy().tobytes())
+    digest.update(repr((of_numpy["state"]["pos"], hash(random.getstate()[1]))).encode())
+    return int.from_bytes(digest.digest()[:8], "big") >> 2
 
 
 def seed_rank(layout: Layout, coordinate: Coordinate, seed: int, device: torch.device) -> None:

@@ -37,6 +37,7 @@ def ghost_of(module: nn.Module, memo: dict[int, nn.Parameter]) -> nn.Module:
 def _ghost_parameter(parameter: nn.Parameter, memo: dict[int, nn.Parameter]) -> nn.Parameter:
     if id(parameter) not in memo:
         ghost = memo[id(parameter)] = nn.Parameter(_bare(parameter), requires_grad=parameter.requires_grad)
+        vars(ghost).update(vars(parameter))
         setattr(ghost, _MARK, True)
     return memo[id(parameter)]
 

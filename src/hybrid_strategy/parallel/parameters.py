@@ -75,6 +75,21 @@ def collect_slots(
     return list(slots.values())
 
 
+def in_place_of(parameter: nn.Parameter, values: Tensor, *, in_graph: bool = True) -> nn.Parameter:
+    """A parameter of other values with the attributes that the user has given to `parameter`.
+
+    Args:
+        in_graph: autograd makes gradients for the new one, so that it gets the user's hooks on them, too.
+    """
+    hooks = list((parameter._backward_hooks or {}).values()) if in_graph else []
+    new = nn.Parameter(values, requires_grad=parameter.requires_grad or bool(hooks))
+    vars(new).update(vars(parameter))
+    for hook in hooks:
+        new.register_hook(hook)
+    new.requires_grad_(parameter.requires_grad)
+    return new
+
+
 def fill(target: Tensor, whole: Tensor, spec: ShardSpec) -> None:
     """Copies a rank's piece of `whole` into `target`."""
     with torch.no_grad():

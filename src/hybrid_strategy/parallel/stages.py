@@ -13,10 +13,10 @@ So one model object per rank serves all of its stages, and `self.model(...)` in 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import Any, cast
 
 import torch
@@ -28,79 +28,12 @@ from hybrid_strategy.parallel.ghosts import ghost_of, is_ghost, shown
 from hybrid_strategy.parallel.outside import OutsideCalls
 from hybrid_strategy.parallel.past_layers import LayerWatch
 from hybrid_strategy.parallel.side_values import Place
+from hybrid_strategy.parallel.stage_now import StageNow, StageOutput, left_out
+from hybrid_strategy.parallel.stand_ins import is_made_of_stand_ins, marked
 from hybrid_strategy.parallel.step_random import StepRandom
-from hybrid_strategy.parallel.trees import has_nan, iterate_tensors, map_tensors
+from hybrid_strategy.parallel.trees import has_nan, iterate_tensors
 from hybrid_strategy.parallel.valueless import lose
 from hybrid_strategy.spec.parallel_plan import matches
-
-
-class StageOutput(BaseException):
-    """Carries a stage's output out of `forward` and out of the user's step, past any `except Exception` on the way."""
-
-    def __init__(self, value: Any) -> None:
-        super().__init__("the output of a pipeline stage")
-        self.value = value
-
-
-_Call = tuple[int, list[Tensor]]
-"""A unit and the tensors that it was called with."""
-
-
-@dataclass
-class StageNow:
-    """The stage being played: its units `start .. stop - 1`, and what it received (`None` for the first stage)."""
-
-    start: int
-    stop: int
-    is_last: bool
-    received: Any
-    _calls: list[_Call] = field(default_factory=list)
-    _first: list[_Call] | None = None
-
-    def skipped(self, index: int, given: Iterable[Tensor]) -> Any:
-        """What unit `index`, which is before `start`, returns.
-
-        Args:
-            given: the tensors that it is called with.
-
-        Raises:
-            ModelError: what was received is asked for again, for other inputs: one output crosses each cut.
-        """
-        self._calls.append((index, list(given)))
-        if index != self.start - 1:
-            return self._stand_in
-        calls, self._calls = self._calls, []
-        if self._first is not None and not _alike(self._first, calls):
-            rule = "it runs twice in one step with other inputs, and one output crosses each cut"
-            advice = "Join the inputs into one call (torch.cat along the batch), or set pipeline_parallel_size=1"
-            raise ModelError(message("module", "the pipeline's model", rule, f"unit {index} was called again", advice))
-        self._first = calls
-        return self.received
-
-    @cached_property
-    def _stand_in(self) -> Any:
-        def unusable(_path: Any, tensor: Tensor) -> Tensor:
-            return (
-                torch.full_like(tensor, torch.nan, requires_grad=False) if tensor.is_floating_point() else tensor.detach().clone()
-            )
-
-        return map_tensors(unusable, self.received)
-
-
-def _alike(first: list[_Call], again: list[_Call]) -> bool:
-    """The same units with the same inputs: a step may ask for the same output twice."""
-    pairs = list(zip(first, again, strict=False))
-    return len(first) == len(again) and all(
-        one[0] == other[0] and len(one[1]) == len(other[1]) and all(map(_equal, one[1], other[1])) for one, other in pairs
-    )
-
-
-def _equal(first: Tensor, second: Tensor) -> bool:
-    """Bit for bit, so that what stands in for values that are not here is like itself."""
-    if first is second:
-        return True
-    alike = first.shape == second.shape and first.dtype == second.dtype
-    return alike and bool(((first == second) | ((first != first) & (second != second))).all())
 
 
 def _as_it_is(value: Any) -> Any:
@@ -117,6 +50,7 @@ class Look:
         output: of the last unit, until the loss is made.
         kept: where layers of earlier stages have kept values beside their output.
         taken: where the loss has taken such values of the last stage.
+        asked: attributes that were asked of layers that are not here.
     """
 
     inputs: list[Tensor] = field(default_factory=list)
@@ -124,6 +58,7 @@ class Look:
     output: Any = None
     kept: set[Place] = field(default_factory=set)
     taken: set[Place] = field(default_factory=set)
+    asked: set[str] = field(default_factory=set)
 
 
 class StageContext:
@@ -171,6 +106,25 @@ class StageContext:
             advice = "Let the units in between hand it on, e.g. return (memory, x), or cut elsewhere with stage_cuts"
             self.refuse(ModelError(message("parallel_plan.units", unit, rule, "", advice)))
 
+    def check_results(self, results: Mapping[str, Any]) -> None:
+        """In a step that is looked at: refuses results, by what they are called, that are made of values of earlier units."""
+        for name, value in results.items():
+            if is_made_of_stand_ins(value):
+                rule = (
+                    "it is made of a value that an earlier unit has made, and only the output of the unit before it crosses a cut"
+                )
+                advice = "Let the units hand it on, e.g. return (hidden, x), or set pipeline_parallel_size=1"
+                self.refuse(ModelError(message("step", name, rule, "", advice)))
+
+    def end_without_unit(self, now: StageNow, given: tuple[Any, Any]) -> None:
+        """A unit of a later stage is called, and the last one of this stage was not: refused; leaves the stage.
+
+        Args:
+            given: what it is called with.
+        """
+        self.refuse(left_out(now.stop - 1))
+        raise StageOutput(self.leaving(next(iter(iterate_tensors(given)))))
+
     @contextmanager
     def step(self) -> Iterator[None]:
         """Around the passes of a step."""
@@ -215,6 +169,9 @@ class AbsentUnit(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         kept = self.__dict__.get("_kept", {})
+        look = self.__dict__["_context"].look if "_context" in self.__dict__ else None
+        if look is not None:
+            look.asked.add(name)
         if name in kept:
             return kept[name]
         with contextlib.suppress(AttributeError):
@@ -227,6 +184,8 @@ class AbsentUnit(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         now = self._context.now
+        if now is not None and self._unit_index >= now.stop:
+            self._context.end_without_unit(now, (args, kwargs))
         if now is None or now.received is None:
             raise ModelError(
                 message(
@@ -250,7 +209,8 @@ def skip_unit(context: StageContext, now: StageNow, index: int, given: Any) -> A
     except ModelError as error:
         context.refuse(error)
         output = now.received
-    return context.arriving(output)
+    is_real = output is now.received or context.look is None
+    return context.arriving(output if is_real else marked(output))
 
 
 def _unusable(parameter: nn.Parameter, device: torch.device | None, context: StageContext) -> nn.Parameter:
@@ -279,7 +239,11 @@ class _Gate:
         context, now = self._stage_context, self._stage_context.now
         if now is not None and self._unit_index < now.start:
             return skip_unit(context, now, self._unit_index, (args, kwargs))
+        if now is not None and self._unit_index >= now.stop:
+            context.end_without_unit(now, (args, kwargs))
         if now is not None:
+            if now.waits:
+                context.refuse(left_out(now.start - 1))
             context.note_step_inputs(self._unit_index, iterate_tensors((args, kwargs)))
             context.check_inputs(self._unit_name, (args, kwargs))
         with context.outside.call(), context.random.unit(), context.layers.inside(self._unit_index):

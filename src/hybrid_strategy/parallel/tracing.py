@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from hybrid_strategy.errors import ModelError
-from hybrid_strategy.parallel.stages import StageContext, StageNow, StageOutput, put_gates
+from hybrid_strategy.parallel.stage_now import StageNow, StageOutput
+from hybrid_strategy.parallel.stages import StageContext, put_gates
 
 _MAIN_SHARE = 0.2
 """A child that has a list of layers somewhere, and more of the parameters than this, is looked into."""

@@ -128,7 +128,8 @@ def _slice_batch(batch: Any, rows: int, start: int, stop: int, batch_dims: Mappi
             return leaf[start:stop] if dim == 0 and len(leaf) == rows else leaf
         if dim is None or leaf.dim() <= dim or leaf.shape[dim] != rows:
             return leaf
-        return leaf.narrow(dim, start, stop - start)
+        part = leaf.narrow(dim, start, stop - start)
+        return part if leaf.requires_grad else part.data  # what a step writes into its rows concerns no other rows' graph
 
     return map_tensors(piece, batch, is_leaf=_is_cut)
 

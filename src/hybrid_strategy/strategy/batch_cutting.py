@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from hybrid_strategy.errors import DataError, message
-from hybrid_strategy.parallel.trees import Cut, batch_dim, can_be_cut, count_rows, cut_batch, tensors_of
+from hybrid_strategy.parallel.trees import Cut, batch_dim, can_be_cut, count_rows, cut_batch, map_tensors, tensors_of
 
 
 class BatchCutter:
@@ -50,7 +50,9 @@ class BatchCutter:
         sizes = [0] * parts if real_rows == 0 else cut.rows
         wanted = parts if most_rows is None else min(self._microbatches_of(most_rows), most_rows)
         missing = max(wanted - parts, 0)
-        return Cut([*cut.micro_batches, *[cut.micro_batches[0]] * missing], [*sizes, *[0] * missing])
+        first = cut.micro_batches[0]
+        spare = [map_tensors(lambda _, tensor: tensor.clone(), first) for _ in range(missing)]  # a step may take its batch apart
+        return Cut([*cut.micro_batches, *spare], [*sizes, *[0] * missing])
 
     def rows_of(self, batch: Any) -> int:
         """Rows of a batch of which nothing is known."""

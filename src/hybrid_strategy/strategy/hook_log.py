@@ -21,6 +21,8 @@ from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.strategy import _lightning_results as store
 from hybrid_strategy.strategy.log_records import METRIC, UNKNOWN, Contribution, Entry
 
+_STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+
 
 @dataclass(frozen=True)
 class HookEntry:
@@ -171,6 +173,7 @@ class HookLog:
         self, results: Any, agreement: _Agreement, pending: dict[HookEntry, _Pending], values: Tensor, weights: Tensor
     ) -> None:
         index = results.dataloader_idx
+        begun = {*_STEPS, *(key.entry.fx for key in pending)}  # hooks of which this rank has stored values of its own already
         for key, value, weight in zip(agreement.union, values, weights, strict=True):
             number = -value if key.entry.reduction == "min" else value
             number = number / weight if key.entry.reduction == "mean" else number
@@ -178,15 +181,17 @@ class HookLog:
             if key.entry.reduction == METRIC:
                 if key not in pending:
                     metric: Any = self._trainer.lightning_module.get_submodule(key.entry.option("metric_attribute"))
-                    self._store(results, key.entry, metric, 1.0)
+                    self._store(results, key.entry, metric, 1.0, begun)
             elif key in pending:
                 store.replace_contribution(results, pending[key].stored, as_logged(number), weight.item())
             else:
-                self._store(results, key.entry, as_logged(number).to(self._device), weight.item())
+                self._store(results, key.entry, as_logged(number).to(self._device), weight.item(), begun)
         results.dataloader_idx = index
 
-    def _store(self, results: Any, entry: Entry, value: Any, batch_size: float) -> None:
-        store.start_of_epoch_reset(self._trainer, entry.fx)
+    def _store(self, results: Any, entry: Entry, value: Any, batch_size: float, begun: set[str]) -> None:
+        if entry.fx not in begun:
+            store.start_of_epoch_reset(self._trainer, entry.fx)
+            begun.add(entry.fx)
         type(results).log(results, entry.fx, entry.name, value, **entry.store_options, batch_size=batch_size)
 
 

@@ -43,9 +43,10 @@ from hybrid_strategy.strategy.precision import adapt_precision
 from hybrid_strategy.strategy.predictions import gather_predictions
 from hybrid_strategy.strategy.run_seed import agree_on_seed, run_seed
 from hybrid_strategy.strategy.step import StepEngine
-from hybrid_strategy.strategy.steps import Steps
+from hybrid_strategy.strategy.steps import Steps, refuse_own_fetching
 from hybrid_strategy.strategy.stopping import StopHooks
 from hybrid_strategy.strategy.target import find_plan, find_target
+from hybrid_strategy.strategy.whole_files import refuse_partial_files
 from hybrid_strategy.strategy.workers import PatientWorker
 
 
@@ -217,6 +218,7 @@ class HybridParallelStrategy(StopHooks):
         self.accelerator.setup(trainer)
         _lightning.leave_samplers_alone(trainer)
         module = self._user_module()
+        refuse_own_fetching(module)
         if self._made_of is not module:
             before = recall(module, self.layout, self.options)
             self._parallelize(module) if before is None else self._go_on_with(module, before)
@@ -255,6 +257,7 @@ class HybridParallelStrategy(StopHooks):
             seed=run_seed(self.options.seed),
             stage_cuts=self.options.stage_cuts,
         )
+        refuse_partial_files(module, self.layout)
         if self.options.initial_weights is not None:
             certificate = StateKeeper(module, self._made, self.groups).begin_with(self.options.initial_weights)
             _lightning.rank_zero_info("\n".join(certificate.lines()))
@@ -322,6 +325,7 @@ class HybridParallelStrategy(StopHooks):
         return self._made
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        self.engine.peers.share_numbers()
         self.engine.peers.check_samples(_lightning.stage_of(self._user_module().trainer), batch)
         return super().batch_to_device(batch, device, dataloader_idx)
 

@@ -10,6 +10,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
+    BasePredictionWriter,
     Callback,
     ModelCheckpoint,
     ModelPruning,
@@ -28,6 +29,7 @@ from hybrid_strategy.parallel.stages import whole_model_shown
 from hybrid_strategy.parallelize import Parallelized
 from hybrid_strategy.spec.layout import Layout
 from hybrid_strategy.strategy.averages import ShardedAverage
+from hybrid_strategy.strategy.predictions import keep_padding_from
 from hybrid_strategy.strategy.whole_shapes import whole_shapes_shown
 
 
@@ -72,6 +74,8 @@ def adapt_callbacks(trainer: pl.Trainer, module: pl.LightningModule, made: Paral
                 _within(callback, hook, lambda: whole_model_shown(module), lambda: _leave_out_ghosts(trainer))
         elif isinstance(callback, WeightAveraging) and trainer.state.fn == TrainerFn.FITTING:
             average = ShardedAverage(callback, module, made)
+        elif isinstance(callback, BasePredictionWriter) and _data_parallel_size(trainer) > 1:
+            keep_padding_from(callback)
         elif isinstance(callback, ThroughputMonitor):
             for throughput in callback._throughputs.values():
                 throughput.world_size = _data_parallel_size(trainer)  # tensor and pipeline peers work on the same samples

@@ -56,6 +56,11 @@ class Entry:
         return dict(self.options).get(key)
 
     @property
+    def given_options(self) -> dict[str, Any]:
+        """Keyword arguments of `self.log` that would make this entry."""
+        return {**dict(self.options), "reduce_fx": self.reduction, "sync_dist": True}
+
+    @property
     def store_options(self) -> dict[str, Any]:
         """Keyword arguments of Lightning's store.
 
@@ -91,6 +96,7 @@ class LogRecorder:
         self.latest: Entry | None = None
         self._records: Records = {}
         self._now: list[tuple[Entry, Any, float | None]] = []
+        self._early: list[tuple[Entry, Tensor, float]] = []
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -112,6 +118,11 @@ class LogRecorder:
         self.latest = entry
         self._now.append((entry, value, batch_size))
 
+    @property
+    def values_at_hand(self) -> dict[str, Tensor]:
+        """What the last micro-batch logged, by name."""
+        return {entry.name: value for entry, value, _ in self._now if entry.reduction != METRIC}
+
     def commit(self, rows: float, weight: float, counts: bool = True) -> None:
         """Keeps what the last micro-batch logged.
 
@@ -127,6 +138,17 @@ class LogRecorder:
                 found = self._records.setdefault(entry, Contribution())
                 found.add(value, weight if own is None else own, rows if own is None else own)
         self._now = []
+
+    def leave_early(self, rows: float, counts: bool) -> None:
+        """The step ended before its end, at the end of a stage: layers may have logged there what the last stage does not log."""
+        known = [each for each in self._now if counts and each[0].reduction not in (METRIC, UNKNOWN)]
+        self._early += [(entry, value, rows if own is None else own) for entry, value, own in known]
+        self._now = []
+
+    def take_early(self) -> list[tuple[Entry, Tensor, float]]:
+        """Names, values and batch sizes of what was logged on earlier stages."""
+        early, self._early = self._early, []
+        return early
 
     def take(self) -> Records:
         records, self._records = self._records, {}

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from hybrid_strategy.errors import LayoutError, message
+from hybrid_strategy.errors import LayoutError, ModelError, message
+from hybrid_strategy.parallel.valueless import lose
 from hybrid_strategy.parallelize import Parallelized
 from hybrid_strategy.spec.layout import Layout
 from hybrid_strategy.strategy.options import Options
@@ -36,6 +38,19 @@ def check_manual_optimization(module: pl.LightningModule, layout: Layout, option
         value = getattr(options, key)
         if value is not None and not (key == "num_microbatches" and value == 1):
             raise LayoutError(message(key, value, rule, "", advice))
+
+
+def _out_of_reach(parameter: nn.Parameter) -> Tensor:
+    """Stands for the gradient of a whole parameter, where there is one of this rank's rows only."""
+    gradient = nn.Parameter(torch.full((), torch.nan, dtype=parameter.dtype, device=parameter.device).expand(parameter.shape))
+    lose(gradient, _refuse_gradients)
+    return gradient
+
+
+def _refuse_gradients() -> None:
+    rule = "while a step with manual optimization runs under ZeRO, gradients lie with the rows that the optimizers hold"
+    advice = "Use self.clip_gradients, change them in on_before_optimizer_step, or set sharding='ddp'"
+    raise ModelError(message("training_step", "the gradient of a weight", rule, "It was used within the step", advice))
 
 
 class ManualStep:
@@ -62,12 +77,14 @@ class ManualStep:
             return self._engine.run_whole(call)
         finally:
             self._running = False
+            self._show_gradients(False)
             self._sharding.end()
             del vars(module)["toggle_optimizer"], vars(module)["untoggle_optimizer"]
 
     def backward(self, loss: Tensor, run: Callable[[], Tensor]) -> Tensor:
         """One `manual_backward`: its gradients are those of all data-parallel ranks, added to what was there."""
         sharding, slots = self._sharding, self._made.slots
+        self._show_gradients(False)
         before = self._take_gradients()
         sharding.begin()
         # a gradient may be summed over the ranks before it is handed over, so each rank's share must be in it from the start
@@ -84,6 +101,7 @@ class ManualStep:
             parameter = sharding.optimizer_parameter(slot)
             if old is not None:
                 parameter.grad = old if parameter.grad is None else parameter.grad + old
+        self._show_gradients(True)
         return result
 
     def stepped(self) -> None:
@@ -98,6 +116,12 @@ class ManualStep:
         self._sharding.end()
         self._sharding.begin()
         self._put_gradients(before)
+
+    def _show_gradients(self, there: bool) -> None:
+        """Whole parameters, of which the optimizers hold rows, show that there are gradients, not what they are."""
+        for slot in self._made.slots:
+            if self._sharding.optimizer_parameter(slot) is not slot.parameter:
+                slot.parameter.grad = _out_of_reach(slot.parameter) if there and slot.parameter.requires_grad else None
 
     def _take_gradients(self) -> list[Tensor | None]:
         held = [self._sharding.optimizer_parameter(slot) for slot in self._made.slots]

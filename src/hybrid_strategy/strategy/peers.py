@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hybrid_strategy.distributed.groups import Groups
-from hybrid_strategy.distributed.random_state import has_peers
+from hybrid_strategy.distributed.random_state import has_peers, print_of_generators, seed_generators, torch_generators
 from hybrid_strategy.errors import DataError, ModelError, message
 from hybrid_strategy.parallel.stages import Look, StageContext
 from hybrid_strategy.parallel.trees import Path, tensors_of
@@ -54,6 +54,22 @@ class Peers:
     def restart(self) -> None:
         """The next batch is the first of a run."""
         self._seen.clear()
+
+    def share_numbers(self) -> None:
+        """Lets the ranks of a pipeline draw the same random numbers from here on, if they do not; a collective of them.
+
+        Called at the end of a batch or epoch and before a batch: a hook that draws numbers for each parameter draws other ones on
+        each of these ranks, for other parameters.
+        """
+        if self._groups.upward is None:
+            return
+        generators = torch_generators(self._device)
+        mine = print_of_generators(generators)
+        ends = torch.tensor([mine, -mine], device=self._device)
+        dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=self._groups.upward)
+        highest, lowest = ends.tolist()
+        if highest + lowest:
+            seed_generators(highest, generators)
 
     def check_samples(self, stage: str, batch: Any) -> None:
         """Compares the first batch of a stage (`train`, `validate`, ...); a collective of all ranks.
@@ -113,11 +129,12 @@ class Peers:
         self._compare_inputs(look.inputs)
 
     def _tell(self, look: Look) -> None:
-        mine = (str(look.refused[0]) if look.refused else None, look.kept, look.taken)
+        mine = (str(look.refused[0]) if look.refused else None, look.kept, look.taken, look.asked)
         found: list[Any] = [mine] * self._groups.layout.world_size
         dist.all_gather_object(found, mine)
-        refused, kept, taken = zip(*found, strict=True)
-        lost = sorted(set().union(*kept) & set().union(*taken))
+        refused, kept, taken, asked = zip(*found, strict=True)
+        named = set().union(*asked)
+        lost = sorted(each for each in set().union(*kept) if each in set().union(*taken) or each[1] in named)
         if lost:
             rule = "only its output gets to the next stage of a pipeline, and the loss uses what layers keep beside it"
             numbers = f"{lost[0][0]}.{lost[0][1]} of layers of other stages would be left out"

@@ -11,6 +11,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch.distributed as dist
+from lightning.pytorch.callbacks import BasePredictionWriter
 
 from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.strategy import _lightning
@@ -21,12 +22,37 @@ def gather_predictions(trainer: pl.Trainer, groups: Groups) -> None:
     """Completes rank 0's predictions in place; a collective call."""
     if groups.layout.data_parallel_size == 1 or not trainer.predict_loop.return_predictions:
         return
-    loaders: Any = trainer.predict_dataloaders
-    loaders = loaders if isinstance(loaders, Sequence) else [loaders]
-    for loader, predictions in zip(loaders, _lightning.stored_predictions(trainer), strict=True):
-        mesh = getattr(loader, "mesh", None)
-        rows = [1 if mesh is None else mesh.rows_of(index) for index in range(len(predictions))]
+    for loader, predictions in enumerate(_lightning.stored_predictions(trainer)):
+        rows = [_rows_of(trainer, loader, index) for index in range(len(predictions))]
         predictions[:] = _gathered(predictions, rows, groups)
+
+
+def keep_padding_from(writer: BasePredictionWriter) -> None:
+    """Lets `writer` see no batch of padding, as Lightning's own strategies make none to predict with."""
+
+    def on_predict_batch_end(trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, index: int, loader: int = 0) -> None:
+        if _rows_of(trainer, loader, index):
+            type(writer).on_predict_batch_end(writer, trainer, module, outputs, batch, index, loader)
+
+    def on_predict_epoch_end(trainer: pl.Trainer, module: Any) -> None:
+        lists = (_lightning.stored_predictions(trainer), trainer.predict_loop.epoch_batch_indices)
+        kept = [(each, list(each), loader) for some in lists for loader, each in enumerate(some)]
+        for each, everything, loader in kept:
+            each[:] = [value for index, value in enumerate(everything) if _rows_of(trainer, loader, index)]
+        try:
+            type(writer).on_predict_epoch_end(writer, trainer, module)
+        finally:
+            for each, everything, _ in kept:
+                each[:] = everything
+
+    vars(writer).update(on_predict_batch_end=on_predict_batch_end, on_predict_epoch_end=on_predict_epoch_end)
+
+
+def _rows_of(trainer: pl.Trainer, loader: int, batch: int) -> int:
+    """Rows of a batch of this rank that are no padding; 1 where that is not known."""
+    loaders: Any = trainer.predict_dataloaders
+    mesh = getattr(loaders[loader] if isinstance(loaders, Sequence) else loaders, "mesh", None)
+    return 1 if mesh is None else int(mesh.rows_of(batch))
 
 
 def _gathered(predictions: list[Any], rows: list[int], groups: Groups) -> list[Any]:

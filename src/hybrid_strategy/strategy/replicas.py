@@ -48,6 +48,8 @@ class Replicas:
         Raises:
             ModelError: on every rank: weights that were the same are not any more.
         """
+        if self._cadence.looks:
+            refuse_hooks_on_rows(self._made)
         if not self.compares or not self._cadence.looks or self._groups.layout.world_size == 1:
             return
         apart = torch.zeros((), device=self._device)
@@ -93,6 +95,20 @@ class Replicas:
             "torch.Generator().manual_seed(self.global_step); one that changes weights must do so on all ranks"
         )
         raise ModelError(message("module", name, rule, numbers, advice))
+
+
+def refuse_hooks_on_rows(made: Parallelized) -> None:
+    """Refuses hooks on gradients that nothing would call: autograd makes no gradients for the rows that optimizers hold.
+
+    Raises:
+        ModelError: a hook was registered after the module was taken apart.
+    """
+    for slot in made.slots:
+        rows = made.sharding.optimizer_parameter(slot)
+        if rows is not slot.parameter and (rows._backward_hooks or rows._post_accumulate_grad_hooks):
+            rule = "under ZeRO modules show the rows that the optimizers hold, and a hook on their gradients is never called"
+            advice = "Register it in __init__ or configure_model, or change gradients in on_before_optimizer_step"
+            raise ModelError(message("register_hook", slot.name, rule, "It was registered after the module was set up", advice))
 
 
 def _weighted(values: Tensor) -> Tensor:

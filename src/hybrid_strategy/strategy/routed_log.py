@@ -7,7 +7,8 @@ exchanged after them (`hook_log`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
@@ -51,16 +52,16 @@ class LogRouter:
         trainer: pl.Trainer,
         rows_of: Callable[[Any], float],
         whereabouts: Whereabouts,
-        meet: Callable[[], None],
+        before: Sequence[Callable[[], None]],
     ) -> None:
         """Routes what `trainer` logs.
 
         Args:
             rows_of: samples of a batch that count on this rank.
             whereabouts: is told of each exchange.
-            meet: called by all ranks before each exchange; raises where one of them is elsewhere.
+            before: called by all ranks before each exchange; may raise where one of them is elsewhere.
         """
-        self.metrics.attach()
+        self.metrics.attach(trainer.callbacks)  # type: ignore[attr-defined]
         store.tap_results(trainer, self._tap)
         if self._groups.layout.world_size == 1:
             return
@@ -71,8 +72,10 @@ class LogRouter:
 
         def exchange(point: str) -> None:
             with whereabouts.doing(f"the exchange of what hooks logged, at {point.replace('_', ' ')}"):
-                meet()
+                for each in before:
+                    each()
                 hooks.exchange(point)
+            self.metrics.go_on()
 
         times = store.PublishTimes(
             batch_end=lambda: exchange("batch_end"),
@@ -99,7 +102,17 @@ class LogRouter:
             elif combined.weights[index].item():
                 batch_size = combined.batch_sizes[index].item()
                 self._store(entry, as_logged(combined.values[index]), batch_size)
+        self._log_early({(entry.fx, entry.name) for entry in combined.entries})
         return combined, outputs if self._outputs is None else self._outputs.share(f"{kind}_step", outputs, combined.outputs)
+
+    def _log_early(self, known: Collection[tuple[str, str]]) -> None:
+        """What layers of earlier stages logged and the last stage did not, as if a hook had logged it."""
+        results = store.current_results(self._module.trainer)
+        for entry, value, batch_size in self.recorder.take_early():
+            if self._hooks is not None and results is not None and (entry.fx, entry.name) not in known:
+                own = partial(type(results).log, results)
+                options = {**entry.given_options, "batch_size": batch_size}
+                self._hooks.log(results, own, entry.fx, entry.name, as_logged(value), options)
 
     def _tap(self, results: Any, own: Callable[..., None], fx: str, name: str, value: Any, options: dict[str, Any]) -> None:
         if self.recorder.active:

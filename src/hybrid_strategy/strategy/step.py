@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import timedelta
@@ -11,7 +11,6 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
@@ -20,7 +19,7 @@ from hybrid_strategy.parallel.compiled import uncompiled
 from hybrid_strategy.parallel.frozen import ThawWatch
 from hybrid_strategy.parallel.parameters import Slot
 from hybrid_strategy.parallel.player import Player
-from hybrid_strategy.parallel.stages import StageNow, StageOutput
+from hybrid_strategy.parallel.stage_now import StageNow, StageOutput
 from hybrid_strategy.parallel.transport import Transport
 from hybrid_strategy.parallel.trees import Cut, map_tensors
 from hybrid_strategy.parallelize import Parallelized
@@ -28,11 +27,14 @@ from hybrid_strategy.planning.layouts import find_schedule
 from hybrid_strategy.spec.table import ScheduleTable
 from hybrid_strategy.strategy.batch_cutting import BatchCutter
 from hybrid_strategy.strategy.cadence import Cadence
-from hybrid_strategy.strategy.outputs import combine_outputs, read_loss, token_count
+from hybrid_strategy.strategy.keeping import Keeping, Kept
+from hybrid_strategy.strategy.log_exchange import Combined
+from hybrid_strategy.strategy.outputs import read_loss, token_count
 from hybrid_strategy.strategy.own_clipping import OwnClipping
 from hybrid_strategy.strategy.peers import Peers
 from hybrid_strategy.strategy.replicas import Replicas
 from hybrid_strategy.strategy.routed_log import LogRouter
+from hybrid_strategy.strategy.run_rows import RunRows
 from hybrid_strategy.strategy.step_call import Play, PlayedAgain, StepCall, finished, signature_of
 from hybrid_strategy.strategy.whereabouts import Whereabouts
 
@@ -72,6 +74,8 @@ class StepEngine:
         self.player = Player(self._rank, self._transport, self.whereabouts.at)
         self._thaw_watch = ThawWatch(groups, self._transport.forget) if self._transport is not None else None
         self.router = LogRouter(module, groups, device, self.last_stage_rank)
+        self._keeping = Keeping(module, shares=pipelined)
+        self._run_rows = RunRows(groups, device)
         self._cutter = BatchCutter(microbatches_of, batch_dims)
         self._tables: dict[tuple[int, bool], ScheduleTable] = {}
         self._last_stage = layout.num_stages - 1
@@ -113,7 +117,7 @@ class StepEngine:
         Args:
             meet: called by all ranks before they exchange what hooks logged.
         """
-        self.router.attach(trainer, self.rows_of, self.whereabouts, meet)
+        self.router.attach(trainer, self.rows_of, self.whereabouts, (meet, self.peers.share_numbers))
         self.whereabouts.start_watch(timeout)
         self.peers.restart()
         self.cadence.restart()
@@ -144,7 +148,7 @@ class StepEngine:
             The loss of the whole run's batch (mean over all its rows or tokens), and what the user's step returned.
         """
         cut = self._cut(call)
-        play = Play(call, cut, self._run_rows(call, cut), loss_scale)
+        play = Play(call, cut, self._run_rows.all(call, cut.num_rows), loss_scale)
         self._last_call = call
         if self._thaw_watch is not None:
             held = [self.made.sharding.optimizer_parameter(slot) for slot in self.made.slots]
@@ -158,13 +162,10 @@ class StepEngine:
         """Forward passes only; returns what the user's step returned, joined over micro-batches, on every pipeline rank."""
         play = Play(call, self._cut(call), 1.0, 1.0)
         with self.peers.noting(self.made.context, call.kind):
-            if self._may_be_left_out(call):
-                self._begin(call)
-                self._end(train=False)
-            else:
-                self._run(play, train=False)
-        _, outputs = self.router.share(call.kind, (), (), self._joined(play))
-        return outputs
+            self._run(play, train=False)
+        if call.real_rows == 0:
+            self.router.metrics.rest()  # hooks see one row of padding, as they see a repeated one under DDP
+        return self._share(call.kind, (), (), play.joined())[1]
 
     def run_whole(self, call: StepCall) -> Any:
         """Runs the user's step once on the whole batch, for a module that calls backward itself; shares what it logs."""
@@ -217,7 +218,7 @@ class StepEngine:
         play = Play(call, Cut(cut.micro_batches, [0] * len(cut.rows)), 1.0, 1.0)
         with torch.no_grad(), uncompiled():
             self._run(play, train=False)
-        self.router.recorder.take()
+        self.router.recorder.take(), self.router.recorder.take_early()
         rows = [tuple(range(end - count, end)) for end, count in zip(accumulate(cut.rows), cut.rows, strict=True)]
         return PlayedAgain(cut.micro_batches, rows, play.outputs)
 
@@ -235,10 +236,18 @@ class StepEngine:
         context.random.micro_batch(micro_batch)
         try:
             recording, watch = router.quick.recording(play.call.kind), context.layers.step(self.cadence.looks_at(play.call.kind))
-            with recording, router.metrics.watching(counts), play.call.context(), context.play(now), watch:
+            with (
+                self._keeping.following(counts),
+                recording,
+                router.metrics.watching(counts),
+                play.call.context(),
+                context.play(now),
+                watch,
+            ):
                 output = play.call.function(self._handed(play.cut.micro_batches[micro_batch]), *play.call.arguments)
         except StageOutput as leaving:
             self.made.note_side_values(self.module, stage, None)
+            router.recorder.leave_early(float(play.cut.rows[micro_batch]), counts)
             return leaving.value
         return self._finish_forward(play, output, micro_batch)
 
@@ -277,34 +286,14 @@ class StepEngine:
         layout = self.groups.layout
         return layout.sharding == "zero3" and layout.data_parallel_size > 1
 
-    def _may_be_left_out(self, call: StepCall) -> bool:
-        """A row of padding needs no evaluation, where nobody waits for this rank's passes or metrics."""
-        return call.real_rows == 0 and call.kind != "predict" and not self._gathers_in_passes and not self.router.metrics.present
-
     def _cut(self, call: StepCall) -> Cut:
         self._cutter.found = call.sample_dims
         most = None
         if self._gathers_in_passes:
-            size = self.groups.layout.data_parallel_size
-            most = -(-call.run_rows // size) if call.run_rows is not None else self._most_rows(call)
+            most = self._run_rows.most(call, self._cutter.rows_of(call.batch))
         cut = self._cutter.cut(call.batch, call.real_rows, most)
         self._last_batch = (call.batch, float(cut.num_rows))
         return cut
-
-    def _most_rows(self, call: StepCall) -> int:
-        rows = torch.tensor([self._cutter.rows_of(call.batch)], device=self.device)
-        dist.all_reduce(rows, op=dist.ReduceOp.MAX, group=self.groups.data)
-        return int(rows.item())
-
-    def _run_rows(self, call: StepCall, cut: Cut) -> float:
-        """Samples of this step on all data-parallel ranks: the loss is the mean over them, so every rank must know it first."""
-        if call.run_rows is not None:
-            return float(max(call.run_rows, 1))
-        if self.groups.data is None:
-            return float(max(cut.num_rows, 1))
-        rows = torch.tensor([float(cut.num_rows)], dtype=torch.float64, device=self.device)
-        dist.all_reduce(rows, group=self.groups.data)
-        return max(rows.item(), 1.0)
 
     def _run(self, play: Play, train: bool) -> None:
         self._play = play
@@ -333,6 +322,7 @@ class StepEngine:
     def _begin(self, call: StepCall) -> None:
         """The module computes with whole parameters from now on."""
         self.enter(call.kind)
+        self._keeping.begin()
         self.made.sharding.begin()
 
     def _end(self, train: bool) -> None:
@@ -348,6 +338,8 @@ class StepEngine:
 
     def _finish_forward(self, play: Play, output: Any, micro_batch: int) -> Any:
         rows = float(play.cut.rows[micro_batch])
+        if self.made.context.look is not None:
+            self.made.context.check_results({"its result": output, **self.router.recorder.values_at_hand})
         play.outputs[micro_batch] = map_tensors(finished, output)
         if play.call.kind != "train":
             tokens = token_count(output)
@@ -382,18 +374,22 @@ class StepEngine:
         total = zero + sum(each.weight for each in losses)
         weighted = sum((each.loss.double() * each.weight for each in losses if each.weight), zero)
         counts_tokens = any(each.counts_tokens for each in losses)
-        output = self._joined(play)
+        output = play.joined()
         rest = {key: each for key, each in output.items() if key != "loss"} if isinstance(output, Mapping) else None
         apart = self.peers.apart(weighted) if losses else zero
-        combined, rest = self.router.share("train", (total, weighted, apart), (self._expected(play, counts_tokens),), rest)
+        combined, rest = self._share("train", (total, weighted, apart), (self._expected(play, counts_tokens),), rest)
         run_weight, _, apart_somewhere, expected = combined.sums.tolist()
         self.peers.check(apart_somewhere)
         self._correction = expected / run_weight if run_weight else 1.0
         self.last_loss = (combined.sums[1] / combined.sums[0]).float() if run_weight else combined.sums[1].float()
         return self.last_loss, {"loss": self.last_loss, **rest} if rest is not None else self.last_loss
 
-    def _joined(self, play: Play) -> Any:
-        """What the step returned for the batch; `None` where it ran on other pipeline ranks."""
-        rows = play.cut.rows
-        order = [each for each in sorted(play.outputs) if rows[each] > 0] or sorted(play.outputs)[:1]
-        return combine_outputs([play.outputs[each] for each in order], [rows[each] for each in order]) if order else None
+    def _share(self, kind: str, sums: Sequence[Tensor], own: Sequence[float], output: Any) -> tuple[Combined, Any]:
+        """Shares what the step logged, what it returned and, along a pipeline, what it kept on the module."""
+        if self._transport is None:
+            return self.router.share(kind, sums, own, output)
+        kept = self._keeping.kept() if self.holds_last_stage else Kept()
+        combined, (output, kept) = self.router.share(kind, sums, own, (output, kept))
+        if not self.holds_last_stage:
+            self._keeping.put(kept)
+        return combined, output

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hybrid_strategy.parallel.shell import Shell, whole_of
 from hybrid_strategy.parallel.trees import Cut, tensors_of
-from hybrid_strategy.strategy.outputs import StepLoss
+from hybrid_strategy.strategy.outputs import StepLoss, combine_outputs
 
 
 @dataclass
@@ -52,6 +52,12 @@ class Play:
     losses: dict[int, StepLoss] = field(default_factory=dict)
     outputs: dict[int, Any] = field(default_factory=dict)
     micro_batch: int = 0
+
+    def joined(self) -> Any:
+        """What the step returned for the batch; `None` where it ran on other pipeline ranks."""
+        rows = self.cut.rows
+        order = [each for each in sorted(self.outputs) if rows[each] > 0] or sorted(self.outputs)[:1]
+        return combine_outputs([self.outputs[each] for each in order], [rows[each] for each in order]) if order else None
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,14 @@
 
 A metric's value of one step is that of all its micro-batches and data-parallel ranks together: a second metric, emptied before
 each step, is updated beside the user's. Under a pipeline only the ranks of the last stage hold what was counted; `compute()`,
-called on all ranks, gives all of them the last stage's value.
+called on all ranks, gives all of them the last stage's value. So are metrics that a module keeps in a dict or a list. Those of
+callbacks count what hooks give them, on all ranks, and are synchronised over the same ranks.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -37,6 +38,11 @@ class _DataGather:
         return self
 
 
+_OF_MODULES = frozenset(vars(nn.Module()))
+_LOOKED_INTO = 64
+"""Entries of a dict or a list that may hold metrics."""
+
+
 def _ignore(*_args: Any, **_kwargs: Any) -> None:
     """Stands for a metric's `update` while a row of padding passes."""
 
@@ -51,7 +57,10 @@ class StepMetrics:
     """
 
     def __init__(self, module: nn.Module, groups: Groups, last_stage_rank: int) -> None:
-        self._metrics = [each for each in module.modules() if isinstance(each, Metric)]
+        registered = [each for each in module.modules() if isinstance(each, Metric)]
+        self._metrics = list({id(each): each for each in (*registered, *metrics_held_by(module))}.values())
+        self._of_callbacks: list[Metric] = []
+        self._resting: dict[int, Callable[..., None]] = {}
         self._groups, self._last_stage_rank = groups, last_stage_rank
         self._gather = _DataGather(groups.data)
         self._twins = {id(each): copy.deepcopy(each) for each in self._metrics}
@@ -60,8 +69,13 @@ class StepMetrics:
         for twin in self._twins.values():
             self._share_state(twin)
 
-    def attach(self) -> None:
-        """From now on the metrics are those of the whole run."""
+    def attach(self, callbacks: Iterable[object]) -> None:
+        """From now on the metrics, also those that `callbacks` hold, are those of the whole run."""
+        found = [each for holder in callbacks for each in metrics_held_by(holder)]
+        own = {id(each) for each in self._metrics}
+        self._of_callbacks = list({id(each): each for each in found if id(each) not in own}.values())
+        for metric in self._of_callbacks:
+            self._share_state(metric)
         for metric in self._metrics:
             self._share_state(metric)
             own = vars(metric)["compute"]
@@ -70,10 +84,12 @@ class StepMetrics:
 
     def release(self) -> None:
         """Gives the metrics back as they were."""
+        self.go_on()
         for metric in self._metrics:
             own = vars(metric)["compute"]
             if isinstance(own, partial):
                 vars(metric)["compute"] = own.args[1]
+        for metric in (*self._metrics, *self._of_callbacks):
             if isinstance(metric.dist_sync_fn, _DataGather):
                 metric.dist_sync_fn = None
 
@@ -82,10 +98,17 @@ class StepMetrics:
         if metric.dist_sync_fn is None and metric.process_group is None:
             metric.dist_sync_fn = self._gather
 
-    @property
-    def present(self) -> bool:
-        """Has the module any metric object?"""
-        return bool(self._metrics)
+    def rest(self) -> None:
+        """The hooks of a batch of padding follow: metrics of callbacks stay as they are until `go_on`."""
+        for metric in self._of_callbacks:
+            self._resting.setdefault(id(metric), vars(metric)["update"])
+            vars(metric)["update"] = _ignore
+
+    def go_on(self) -> None:
+        """The hooks of a batch are done."""
+        for metric in self._of_callbacks if self._resting else ():
+            vars(metric)["update"] = self._resting.get(id(metric), vars(metric)["update"])
+        self._resting.clear()
 
     def begin(self) -> None:
         """A step begins."""
@@ -138,6 +161,20 @@ class StepMetrics:
         if error is not None:
             raise error
         return _to_device(value, metric.device)
+
+
+def metrics_held_by(holder: object) -> Iterator[Metric]:
+    """Metric objects among the attributes of `holder`, also in their dicts, lists and modules; not its own submodules."""
+    todo, seen = [value for name, value in vars(holder).items() if name not in _OF_MODULES], set[int]()
+    while todo:
+        value = todo.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, nn.Module):
+            yield from (each for each in value.modules() if isinstance(each, Metric))
+        elif isinstance(value, (dict, list, tuple)) and len(value) <= _LOOKED_INTO:
+            todo += value.values() if isinstance(value, dict) else value
 
 
 def _attempt(compute: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:

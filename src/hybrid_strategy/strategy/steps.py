@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -10,6 +11,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor
 
+from hybrid_strategy.errors import DataError, message
 from hybrid_strategy.strategy import _lightning
 from hybrid_strategy.strategy.hand_over import loss_with_hand_over
 from hybrid_strategy.strategy.manual import ManualStep
@@ -25,6 +27,18 @@ _LOADERS = {
 }
 _STEPS = {"train": "training_step", "validate": "validation_step", "test": "test_step", "predict": "predict_step"}
 _CONTEXTS = {"train": "train_step_context", "validate": "val_step_context", "test": "test_step_context"}
+
+
+def refuse_own_fetching(module: pl.LightningModule) -> None:
+    """Refuses steps that fetch their batches themselves.
+
+    Raises:
+        DataError: a step has the argument `dataloader_iter`.
+    """
+    for name in _STEPS.values():
+        if "dataloader_iter" in inspect.signature(getattr(module, name)).parameters:
+            rule = "a step runs once for every stage and micro-batch, so it cannot fetch its batches itself"
+            raise DataError(message(f"{name}(...)", "dataloader_iter", rule, "", f"Write {name}(batch, batch_idx)"))
 
 
 class Steps:

@@ -6,11 +6,13 @@ import lightning.pytorch as pl
 from torch import nn
 
 from hybrid_strategy.errors import ModelError, did_you_mean, message
-from hybrid_strategy.spec.parallel_plan import ParallelPlan
+from hybrid_strategy.spec.parallel_plan import ParallelPlan, matches
 
 
 def find_target(module: pl.LightningModule, name: str | None) -> str:
     """Name of the submodule to parallelise: `name`, else `model`, else the child with the most parameters.
+
+    It is the module itself (an empty name) where its own `parallel_plan()` names layers that stand directly in it.
 
     Raises:
         ModelError: there is no submodule of this name.
@@ -25,9 +27,18 @@ def find_target(module: pl.LightningModule, name: str | None) -> str:
         return name
     if "model" in children:
         return "model"
-    if not children:
+    if not children or _plans_itself(module):
         return ""
     return max(children, key=lambda child: sum(each.numel() for each in children[child].parameters()))
+
+
+def _plans_itself(module: pl.LightningModule) -> bool:
+    rule = getattr(module, "parallel_plan", None)
+    plan = rule() if callable(rule) else None
+    if not isinstance(plan, ParallelPlan):
+        return False
+    patterns = (*plan.units, *plan.tensor, *plan.checkpoint_units, *plan.shard_units)
+    return any(matches(pattern, name) for pattern in patterns for name, _ in module.named_modules() if name)
 
 
 def find_plan(module: pl.LightningModule, target: str, given: ParallelPlan | None) -> ParallelPlan:

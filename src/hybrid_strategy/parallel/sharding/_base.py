@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hybrid_strategy.distributed.coalesced import all_reduce_coalesced
 from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.parallel.outside import OutsideCalls
-from hybrid_strategy.parallel.parameters import Slot, fill
+from hybrid_strategy.parallel.parameters import Slot, fill, in_place_of
 
 
 class Sharding(ABC):
@@ -195,7 +195,7 @@ def materialise_whole(slot: Slot, whole: Tensor, device: torch.device) -> None:
     """Puts a real parameter with this rank's piece of `whole` where a meta parameter stood."""
     local = torch.empty(slot.spec.sizes, dtype=whole.dtype, device=device)
     fill(local, whole, slot.spec)
-    slot.parameter = nn.Parameter(local, requires_grad=slot.parameter.requires_grad)
+    slot.parameter = in_place_of(slot.parameter, local)
     slot.put(slot.parameter)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hybrid_strategy.distributed.coalesced import all_reduce_coalesced, buckets
 from hybrid_strategy.distributed.groups import Groups
-from hybrid_strategy.parallel.parameters import Slot
+from hybrid_strategy.parallel.parameters import Slot, in_place_of
 from hybrid_strategy.parallel.sharding._base import (
     Kept,
     Presence,
@@ -67,7 +67,7 @@ class RowSharding(Sharding):
                 slot.parameter.data = slot.parameter.data.contiguous()
                 start, size = even_chunk(slot.spec.sizes[0], self._parts, self._index)
                 rows = slot.parameter.data.narrow(0, start, size)
-                self._rows[slot.name] = nn.Parameter(rows, requires_grad=slot.parameter.requires_grad)
+                self._rows[slot.name] = in_place_of(slot.parameter, rows, in_graph=False)
         self.end()
 
     def mark_changed(self) -> None:

@@ -20,7 +20,7 @@ from hybrid_strategy.distributed.coalesced import all_reduce_coalesced
 from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.errors import ModelError, message
 from hybrid_strategy.parallel.outside import OutsideCalls
-from hybrid_strategy.parallel.parameters import Slot, fill
+from hybrid_strategy.parallel.parameters import Slot, fill, in_place_of
 from hybrid_strategy.parallel.past_layers import refuse_past_layers
 from hybrid_strategy.parallel.second_order import refuse_second_order
 from hybrid_strategy.parallel.sharding._base import (
@@ -138,12 +138,11 @@ class UnitSharding(Sharding):
 
     def _hold_rows(self, slot: Slot, rows: Tensor) -> None:
         """Keeps `rows` for the optimizer; the whole parameter becomes a tensor without memory."""
-        trainable = slot.parameter.requires_grad
         if not slot.spec.sizes:
-            slot.parameter = nn.Parameter(rows, requires_grad=trainable)
+            slot.parameter = in_place_of(slot.parameter, rows)
             return
-        self._rows[slot.name] = nn.Parameter(rows, requires_grad=trainable)
-        slot.parameter = nn.Parameter(torch.empty(slot.spec.sizes, dtype=rows.dtype, device=self.device), requires_grad=trainable)
+        self._rows[slot.name] = in_place_of(slot.parameter, rows, in_graph=False)
+        slot.parameter = in_place_of(slot.parameter, torch.empty(slot.spec.sizes, dtype=rows.dtype, device=self.device))
         slot.parameter.untyped_storage().resize_(0)
 
     def attach(self) -> None:
