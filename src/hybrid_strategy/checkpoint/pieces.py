@@ -10,7 +10,8 @@ from torch import Tensor
 from hybrid_strategy.errors import CheckpointError, message
 from hybrid_strategy.spec.shard import ShardSpec
 
-MODEL, OPTIMIZER = "model", "optimizer"
+MODEL, OPTIMIZER, TRAINED = "model", "optimizer", "trained"
+"""Sections of a checkpoint. Where the run averaged its weights, `model` holds the average and `trained` what is trained."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,11 @@ class Piece:
 def model_key(name: str) -> str:
     """The key of a weight or buffer: `model.<name in the un-split model>`."""
     return f"{MODEL}.{name}"
+
+
+def trained_key(name: str) -> str:
+    """The key of a weight or buffer in training beside its average."""
+    return f"{TRAINED}.{name}"
 
 
 def optimizer_key(name: str, state: str) -> str:

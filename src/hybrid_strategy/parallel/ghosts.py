@@ -7,8 +7,11 @@ are one NaN seen in every place.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import MethodType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +34,17 @@ def ghost_of(module: nn.Module, memo: dict[int, nn.Parameter]) -> nn.Module:
     buffers = {name: None if each is None else _bare(each) for name, each in module._buffers.items()}
     children = {name: None if each is None else ghost_of(each, memo) for name, each in module._modules.items()}
     vars(copied).update(_parameters=parameters, _buffers=buffers, _modules=children)
+    hooks = module._load_state_dict_pre_hooks.items()
+    vars(copied)["_load_state_dict_pre_hooks"] = OrderedDict((key, _bound_anew(hook, module, copied)) for key, hook in hooks)
     return copied
+
+
+def _bound_anew(hook: Any, module: nn.Module, ghost: nn.Module) -> Any:
+    """Torch binds these hooks to their module, which is about to go; a method as a hook would keep its weights."""
+    function = hook.hook
+    if getattr(function, "__self__", None) is module:
+        function = MethodType(function.__func__, ghost)
+    return type(hook)(function, ghost if hook.with_module else None)
 
 
 def _ghost_parameter(parameter: nn.Parameter, memo: dict[int, nn.Parameter]) -> nn.Parameter:
@@ -44,7 +57,7 @@ def _ghost_parameter(parameter: nn.Parameter, memo: dict[int, nn.Parameter]) -> 
 
 def _bare(tensor: Tensor) -> Tensor:
     filled = float("nan") if tensor.is_floating_point() or tensor.is_complex() else 0
-    return torch.full((1,), filled, dtype=tensor.dtype).expand(tensor.shape)
+    return torch.full((), filled, dtype=tensor.dtype).expand(tensor.shape)
 
 
 def is_ghost(parameter: object) -> bool:

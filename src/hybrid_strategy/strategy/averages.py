@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import WeightAveraging
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from hybrid_strategy.checkpoint.pieces import Piece, model_key
 from hybrid_strategy.parallelize import Parallelized
-
-TRAINED = "trained"
-"""Section of a checkpoint that keeps the weights in training, where its model section holds their average."""
+from hybrid_strategy.strategy.own_states import persistent_buffers
 
 
 class _Pieces(nn.Module):
@@ -41,30 +40,43 @@ class ShardedAverage:
         average = AveragedModel(_Pieces(module), device=callback._device, use_buffers=callback._use_buffers, **options)
         callback._average_model = average
         self._average = average
+        self.swapped = False
+        """The module holds the average, and this the weights in training: during a validation."""
         for name in ("_swap_models", "_copy_average_to_current"):
-            vars(callback)[name] = self._with_notice(getattr(type(callback), name))
+            vars(callback)[name] = self._with_notice(name)
         vars(callback)["on_save_checkpoint"] = self._save
         vars(callback)["on_load_checkpoint"] = self._load
 
     def pieces(self) -> dict[str, Piece]:
-        """The averages, under the keys of the weights they are of."""
-        held = {id(parameter): index for index, parameter in enumerate(self._module.parameters())}
-        values = list(self._average.module.values)  # type: ignore[arg-type]
-        sharding = self._made.sharding
-        found = {}
+        """What this holds of weights and persistent buffers, under the keys of what it stands for."""
+        held = {id(each): value for each, value in self._pairs()}
+        sharding, found = self._made.sharding, dict[str, Piece]()
         for slot in self._made.slots:
-            index = held[id(sharding.optimizer_parameter(slot))]
-            found[model_key(slot.name)] = Piece(slot.shard_spec, values[index].data)
+            found[model_key(slot.name)] = Piece(slot.shard_spec, held[id(sharding.optimizer_parameter(slot))].data)
+        for name, buffer in persistent_buffers(self._module):
+            if id(buffer) in held:  # else it has come since
+                found[model_key(name)] = Piece.whole(name, held[id(buffer)])
         return found
+
+    def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Everything of the module with what this holds for it."""
+        return zip(
+            (*self._module.parameters(), *self._module.buffers()),
+            (*self._average.module.parameters(), *self._average.module.buffers()),
+            strict=True,
+        )
 
     def begin_with_weights(self) -> None:
         """The average is that of the weights as they are: the checkpoint had none."""
-        for average, weight in zip(self._average.module.parameters(), self._module.parameters(), strict=True):
+        for weight, average in self._pairs():
             average.data.copy_(weight.data)
 
-    def _with_notice(self, method: Any) -> Any:
+    def _with_notice(self, name: str) -> Any:
+        method = getattr(type(self._callback), name)
+
         def changed(module: pl.LightningModule) -> None:
             method(self._callback, module)
+            self.swapped ^= name == "_swap_models"
             self._made.sharding.mark_changed()
 
         return changed
@@ -75,8 +87,3 @@ class ShardedAverage:
     def _load(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
         if "averaging_state" in checkpoint:
             self._average.n_averaged.fill_(int(checkpoint["averaging_state"]["n_averaged"]))
-
-
-def trained_key(name: str) -> str:
-    """The key of a weight in training beside its average."""
-    return f"{TRAINED}.{name}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from hybrid_strategy.checkpoint.folder import resolve
 from hybrid_strategy.checkpoint.importing import ImportOptions, import_single_file, read_single_file
 from hybrid_strategy.checkpoint.loading import LoadOptions, load_checkpoint, refuse_weights, saved_names
 from hybrid_strategy.checkpoint.manifest import read_manifest
-from hybrid_strategy.checkpoint.pieces import MODEL, Piece, model_key, section
+from hybrid_strategy.checkpoint.pieces import MODEL, TRAINED, Piece, model_key, section, trained_key
 from hybrid_strategy.checkpoint.verify import read_meta
 from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.errors import CheckpointError, message
@@ -28,7 +28,7 @@ from hybrid_strategy.parallelize import Parallelized
 from hybrid_strategy.planning.layouts import find_schedule
 from hybrid_strategy.strategy._lightning_loops import Standing, counters_for, logged_values, standing_of
 from hybrid_strategy.strategy.account import SCHEDULES, WANDB_ID, account_of, schedule_classes, wandb_id
-from hybrid_strategy.strategy.averages import TRAINED, ShardedAverage, trained_key
+from hybrid_strategy.strategy.averages import ShardedAverage
 from hybrid_strategy.strategy.data_position import Position, positions_of
 from hybrid_strategy.strategy.initial_weights import Receiver, describe_model, fill_weights
 from hybrid_strategy.strategy.optimizer_states import (
@@ -44,6 +44,7 @@ from hybrid_strategy.strategy.optimizer_states import (
     restore_values,
     state_pieces,
 )
+from hybrid_strategy.strategy.own_loading import has_own_loading
 from hybrid_strategy.strategy.own_states import (
     ADDED,
     Edits,
@@ -109,12 +110,14 @@ class StateKeeper:
         return {model_key(name): Piece.whole(name, buffer) for name, buffer in persistent_buffers(self.module)}
 
     def _all_weight_pieces(self) -> dict[str, Piece]:
-        """Weights and buffers; with an average, the weights in training go to a section of their own."""
+        """Weights and buffers; with an average, those in training go to a section of their own."""
         pieces = self.weight_pieces()
         if self.average is None:
             return pieces
-        trained = {trained_key(slot.name): pieces[model_key(slot.name)] for slot in self.made.slots}
-        return {**pieces, **trained, **self.average.pieces()}
+        beside = self.average.pieces()
+        trained, averaged = (beside, pieces) if self.average.swapped else (pieces, beside)
+        moved = {trained_key(key.partition(".")[2]): trained[key] for key in beside}
+        return {**pieces, **moved, **{key: averaged[key] for key in beside}}
 
     def _extra_states(self) -> dict[str, Any]:
         """What modules of which this rank saves the buffers keep beside them (`get_extra_state`), by key."""
@@ -174,7 +177,7 @@ class StateKeeper:
         own["groups"] = group_settings(self.optimizers)
         tensors, replicated = self._all_weight_pieces(), dict[str, Any]()
         buffers = {name for name, _ in persistent_buffers(self.module)}
-        others = {model_key(name) for name in buffers - self._owned(buffers)}
+        others = {key(name) for name in buffers - self._owned(buffers) for key in (model_key, trained_key)}
         tensors = {key: piece for key, piece in tensors.items() if key not in others}
         edits = self._edits(given, checkpoint.get("state_dict", {}))
         tensors = edits.applied(tensors, self._pieces_by_name())
@@ -244,7 +247,7 @@ class StateKeeper:
         self._check_complete(path)
         named = self.named_parameters()
         saved = saved_names(path)
-        averaged = any(section(key) == TRAINED for key in saved)
+        averaged = {key for key in saved if section(key) == TRAINED}
         deferred = looks_at_weights(self.module) and not averaged and self.average is None
         weights, instead = ({}, {}) if deferred else self._pieces_to_load(averaged)
         tensors = {**weights, **allocate(self.optimizers, named, saved)}
@@ -266,10 +269,12 @@ class StateKeeper:
         restore_empty_groups(self.optimizers, named, small.state.get(RUN_STATE, {}).get("groups", ()))
         added = {key.partition(".")[2]: value for key, value in small.replicated.items() if section(key) == ADDED}
         gaps += (
-            self._averages(averaged)
+            self._averages(bool(averaged))
             + self._restore_extra_states(small.replicated)
             + restore_metrics(self.module, added, self._sees_all_samples)
         )
+        if not deferred and has_own_loading(self.module):
+            gaps.append(("what the module changes while it loads", "weights that are averaged are loaded as they are"))
         if not deferred:
             gaps += self._surplus(path, added)
         certificate = account_of(loaded.certificate, small, self.module.trainer, self.groups.layout, self._shared(gaps))
@@ -288,8 +293,7 @@ class StateKeeper:
         Raises:
             CheckpointError: on every rank: a weight is missing or has no place, or has another shape.
         """
-        pieces = {piece.spec.name: piece for piece in self.weight_pieces().values()}
-        certificate = fill(self.module, pieces, state, loaded.certificate, self._shared)
+        certificate = fill(self.module, self.weight_pieces, state, loaded.certificate, self._shared)
         self.made.sharding.mark_changed()
         return certificate
 
@@ -303,7 +307,7 @@ class StateKeeper:
             refuse_weights(path, [], sorted(added))
         return [(f"{name} of the state dict", "it has no place in the model") for name in added]
 
-    def _pieces_to_load(self, averaged: bool) -> tuple[dict[str, Piece], dict[str, str]]:
+    def _pieces_to_load(self, averaged: Collection[str]) -> tuple[dict[str, Piece], dict[str, str]]:
         """The weights to fill, and the keys among them that stand for others: where the run averaged its weights and this one
         does not, training goes on with the weights that were trained, not with their average."""
         if not averaged:
@@ -311,7 +315,8 @@ class StateKeeper:
         pieces = self._all_weight_pieces()
         if self.average is not None or self.module.trainer.state.fn != TrainerFn.FITTING:
             return pieces, {}
-        instead = {trained_key(slot.name): model_key(slot.name) for slot in self.made.slots}
+        names = [key.partition(".")[2] for key in pieces if section(key) == MODEL]
+        instead = {trained_key(name): model_key(name) for name in names if trained_key(name) in averaged}
         return {**{key: pieces.pop(other) for key, other in instead.items()}, **pieces}, instead
 
     def _averages(self, averaged: bool) -> list[tuple[str, str]]:

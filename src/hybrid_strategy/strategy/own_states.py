@@ -13,10 +13,9 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from hybrid_strategy.checkpoint.pieces import Piece, model_key
+from hybrid_strategy.checkpoint.pieces import Piece, model_key, trained_key
 from hybrid_strategy.errors import CheckpointError, message
 from hybrid_strategy.parallel.stages import whole_model_shown
-from hybrid_strategy.strategy.averages import trained_key
 
 ADDED = "added"
 """Section of a checkpoint's replicated values: entries of the state dict that are neither a weight nor a buffer of the model."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,14 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning_utilities.core.overrides import is_overridden
-from torch import Tensor, nn
+from torch import Tensor
 
+from hybrid_strategy.checkpoint.agreement import Ranks, Work
 from hybrid_strategy.checkpoint.certificate import Certificate
 from hybrid_strategy.checkpoint.loading import LoadOptions, load_checkpoint, read_whole, refuse_weights, saved_names
 from hybrid_strategy.checkpoint.pieces import MODEL, Piece, section
 from hybrid_strategy.errors import CheckpointError, message
+from hybrid_strategy.strategy.own_loading import Taken, has_own_loading, own_parts, taken_from
 from hybrid_strategy.strategy.own_states import further_names, persistent_states
 
 _UNREAD = object()
@@ -83,40 +85,38 @@ class SavedWeights(dict[str, Any]):
 
 def looks_at_weights(module: pl.LightningModule) -> bool:
     """The module has something to say about what it loads."""
-    return is_overridden("on_load_checkpoint", module, pl.LightningModule) or _has_own_load(module)
-
-
-def _has_own_load(module: nn.Module) -> bool:
-    """`load_state_dict` is the module's own."""
-    return type(module).load_state_dict is not nn.Module.load_state_dict
+    return is_overridden("on_load_checkpoint", module, pl.LightningModule) or has_own_loading(module)
 
 
 def fill(
     module: pl.LightningModule,
-    pieces: Mapping[str, Piece],
+    weights: Callable[[], dict[str, Piece]],
     state: Mapping[str, Any],
     certificate: Certificate,
-    shared: Callable[[list[str]], list[str]],
+    shared: Callable[[list[Any]], list[Any]],
 ) -> Certificate:
     """Fills this rank's pieces from a state dict that hooks have edited; collective.
 
     Args:
-        pieces: by name.
+        weights: this rank's pieces by key; asked for when the module is done, since it may put other buffers in place.
         certificate: of what has been loaded so far.
         shared: what all ranks together have in their lists.
 
     Raises:
         CheckpointError: on every rank: a weight is missing or has no place, or has another shape.
     """
-    needed, known = set(shared(list(pieces))), {*further_names(module), *persistent_states(module)}
-    path, own = Path(certificate.checkpoint), _has_own_load(module)
+    others = dict(shared(list(further_names(module).items())))  # a rank may hold a weight under its further name alone
+    known = {*others, *persistent_states(module)}
+    path, own, placeless = Path(certificate.checkpoint), has_own_loading(module), list[str]()
     if own:
-        try:
-            state = _left_by_module(module, state, needed, known)
-        except RuntimeError as error:
-            raise CheckpointError(message("checkpoint", str(path), "load_state_dict refuses it", str(error), "")) from error
+        taken: list[Taken] = []
+        work = Work(str(path), "load", _advice(own_parts(module)))
+        Ranks.of(None).collect(work, lambda: taken.append(taken_from(module, _under_all_names(state, others), known)))
+        state, placeless = taken[0]
+    pieces = {piece.spec.name: piece for piece in weights().values()}
+    needed = set(shared(list(pieces)))
     absent = sorted(needed - state.keys())
-    surplus = shared(sorted(each for each in state.keys() - needed - known if not each.endswith("_extra_state")))
+    surplus = shared(sorted(each for each in {*placeless, *state.keys()} - needed - known if not each.endswith("_extra_state")))
     if module.strict_loading and not own:
         refuse_weights(path, absent, surplus)
     unread = state.unread() if isinstance(state, SavedWeights) else set[str]()
@@ -135,37 +135,13 @@ def fill(
     return replace(found, missing=(*found.missing, *absent), unexpected=(*found.unexpected, *surplus))
 
 
-def _left_by_module(module: pl.LightningModule, state: Mapping[str, Any], needed: set[str], known: set[str]) -> dict[str, Any]:
-    """What the module's own `load_state_dict` hands to torch's.
+def _advice(parts: Sequence[str]) -> str:
+    return f"Parts of the model read it by code of their own, which sees whole tensors: {', '.join(parts)}" if parts else ""
 
-    Args:
-        needed: names of all weights and buffers of the un-split model.
-        known: further names that have a place.
 
-    Raises:
-        RuntimeError: torch's own, where the module asks it to be strict.
-    """
-    found: dict[str, Any] = {}
-
-    def before(_: nn.Module, handed: dict[str, Any], *others: Any) -> None:
-        found.update(handed)
-        handed.clear()  # it is placed by us: what torch has before it are pieces
-
-    def after(_: nn.Module, keys: Any) -> None:
-        keys.missing_keys[:] = sorted(needed - found.keys())
-        keys.unexpected_keys[:] = sorted(found.keys() - needed - known)
-
-    register: list[tuple[Any, Any]] = [
-        (module.register_load_state_dict_pre_hook, before),
-        (module.register_load_state_dict_post_hook, after),
-    ]
-    hooks = [function(hook) for function, hook in register]
-    try:
-        module.load_state_dict(state, strict=module.strict_loading)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return found
+def _under_all_names(state: Mapping[str, Any], others: Mapping[str, str]) -> dict[str, Any]:
+    """With the further names of shared parameters, as torch saves them."""
+    return {**state, **{name: state[saved] for name, saved in others.items() if saved in state and name not in state}}
 
 
 def _misfits(pieces: Mapping[str, Piece], state: Mapping[str, Any]) -> list[str]:
