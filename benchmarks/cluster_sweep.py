@@ -22,6 +22,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from tests.support.wandb_files import history, runs  # noqa: E402
+
 CLUSTER = ROOT / "slurm" / "dev-cluster"
 NAME = "twelve"
 _LIMIT_SECONDS = 560.0
@@ -76,21 +79,27 @@ class Watched:
         configurations = folder / "configurations" / "sweeps"
         configurations.mkdir(parents=True)
         (configurations / "twelve.yaml").write_text(SWEEP)
-        command = ["train", "-m", "--config-dir", str(configurations.parent), "sweeps=twelve", "logger=csv"]
+        command = ["train", "-m", "--config-dir", str(configurations.parent), "sweeps=twelve", "logger=csv_wandb"]
         command += ["model._target_=tests.cluster.unruly.Unruly", "data._target_=tests.cluster.unruly.UnrulyData"]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src"), *sys.path])}
+        environment["WANDB_MODE"] = "offline"
         self.log = (folder / "said.txt").open("w")
         full = [sys.executable, "-m", "hybrid_strategy.cli.main", *command]
         self.process = subprocess.Popen(full, cwd=folder, env=environment, stdout=self.log, stderr=subprocess.STDOUT)
         self.deadline = time.monotonic() + _LIMIT_SECONDS
 
-    def of(self, kind: str, file: str) -> dict[str, Any]:
-        """A file of the point of this kind."""
+    def folder_of(self, kind: str) -> Path | None:
+        """That of the point of this kind, once there is one."""
         for path in self.points.glob("*/point.json"):
             swept = {key.lstrip("+"): value for key, value in _json(path).get("swept", {}).items()}
             if swept.get("model.kind") == kind:
-                return _json(path.with_name(file))
-        return {}
+                return path.parent
+        return None
+
+    def of(self, kind: str, file: str) -> dict[str, Any]:
+        """A file of the point of this kind."""
+        folder = self.folder_of(kind)
+        return _json(folder / file) if folder else {}
 
     def until(self, true: Callable[[], object]) -> None:
         while not true():
@@ -143,6 +152,7 @@ def checks(sweep: Watched, code: int, seconds: float) -> list[tuple[str, object,
         ("failures with their true cause", true, 3),
         ("stopped points that went on", went_on, len(GOING_ON)),
         ("steps twice or never", sum(_steps_are_wrong(sweep, row) for row in rows if row["state"] == "ok"), 0),
+        ("... or in W&B, of those that saved", sum(_wandb_is_wrong(sweep, kind) for kind in ("long", "preempted")), 0),
         ("exit code", code, 5),
         ("left running", len(left.split("\n")) - 1, 0),
         ("files left half-written", len(broken), 0),
@@ -160,6 +170,14 @@ def _steps_are_wrong(sweep: Watched, row: dict[str, Any]) -> bool:
     with (sweep.points / row["point"] / "metrics.csv").open() as file:
         steps = [int(line["step"]) for line in csv.DictReader(file) if line["train_loss"]]
     return steps != list(range(row["max_steps"]))
+
+
+def _wandb_is_wrong(sweep: Watched, kind: str) -> bool:
+    """One run in parts, which together have every step once."""
+    parts = runs(sweep.folder_of(kind) or sweep.points)
+    rows = [row for part in parts for row in history(part, patience_seconds=0.0)]
+    steps = [row["trainer/global_step"] for row in rows if "train_loss" in row]
+    return len({part.name.split("-")[3] for part in parts}) != 1 or steps != list(range(sweep.of(kind, "result.json")["steps"]))
 
 
 def main() -> int:

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.wandb_files import history, runs
+
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
 
 _HERE = Path(__file__).resolve().parent
@@ -131,18 +133,21 @@ def test_a_rank_that_raises_before_its_peers_know_it_ends_them(sweep: Sweep):
     assert sweep.read("dp2", "state.json")["ended"] - float(failed["reason"].rpartition(" ")[2]) < 10
 
 
-def test_a_task_of_an_array_that_is_requeued_goes_on_where_it_was(sweep: Sweep):
-    """Two tasks of one array; the other is left alone."""
+def test_a_task_of_an_array_is_requeued_and_another_cancelled(sweep: Sweep):
+    """Two tasks of one array: one goes on where it was, the other saves and does not come back."""
     process = sweep.sweep("seed=1,2", "strategy=single", "model.step_seconds=0.5", "trainer.max_steps=15")
     sweep.until_step("seed-1", 3)
     job = sweep.read("seed-1", "state.json")["job"]
     assert "_" in job
     _slurm("scontrol", "requeue", job)
+    sweep.until_step("seed-2", 5)
+    _slurm("scancel", sweep.read("seed-2", "state.json")["job"])
     text = process.communicate(timeout=250)[0]
-    assert process.returncode == 0, text
+    assert process.returncode == 5, text
     requeued, other = sweep.read("seed-1", "state.json"), sweep.read("seed-2", "state.json")
     assert (requeued["attempt"], requeued["requeues"], requeued["state"]) == (2, 1, "ok")
-    assert (other["attempt"], other["requeues"], other["state"]) == (1, 0, "ok")
+    assert (other["attempt"], other["requeues"], other["state"]) == (1, 0, "cancelled")
+    assert other["reason"].startswith("cancelled: stopped by SIGTERM, saved at step ")
     assert other["job"].partition("_")[0] == job.partition("_")[0]
     assert sweep.steps("seed-1") == list(range(15)), "a step twice or never"
     assert "resuming from" in (sweep.points / "seed-1/slurm/batch.log").read_text()
@@ -167,9 +172,10 @@ def test_a_preempted_run_saves_and_goes_on(sweep: Sweep):
     state = sweep.read("dp2", "state.json")
     assert (state["state"], state["attempt"], state["requeues"]) == ("ok", 2, 1)
     assert sweep.steps("dp2") == list(range(20))
-    runs = [path.name for path in (sweep.points / "dp2/wandb").glob("offline-run-*")]
-    assert len(runs) == 2
-    assert len({name.rpartition("-")[2] for name in runs}) == 1, "one W&B run in two parts"
+    parts = runs(sweep.points / "dp2")
+    assert len({path.name.split("-")[3] for path in parts}) == 1, "one W&B run in parts"
+    rows = [row for path in parts for row in history(path, patience_seconds=0.0)]
+    assert [row["trainer/global_step"] for row in rows if "train_loss" in row] == list(range(20)), "a step twice or never"
     assert "wandb sync --append" in text
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from hybrid_strategy.checkpoint.stop_request import REQUEST
 from hybrid_strategy.reporting import wandb_run
 from hybrid_strategy.reporting.wandb_run import WandbRunLogger, resolve_mode
 from hybrid_strategy.reporting.wandb_tables import environment, plan_tables, rank_table, summary_of
 from hybrid_strategy.spec.batch import BatchSpec
 from hybrid_strategy.spec.layout import Layout
 from hybrid_strategy.spec.plan import Plan
+from tests.support.wandb_files import config, history, runs
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -43,6 +48,32 @@ def test_offline_without_a_key_one_run_with_the_nested_configuration(tmp_path: P
     assert where["mode"] == "offline"
     assert where["url"] is None
     assert [str(path) for path in (tmp_path / "wandb").glob("offline-run-*")] == [where["dir"]]
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize(("written", "after"), [(False, 0), (True, 2)])
+def test_a_signal_that_ends_wandbs_helper_loses_no_row(tmp_path, monkeypatch: pytest.MonkeyPatch, written: bool, after: int):
+    """Slurm signals every process of a step, and the rank trains on to the end of its step."""
+    monkeypatch.setattr(wandb_run, "_FLUSH_SECONDS", 0.05 if written else 3600.0)
+    logger = WandbRunLogger(save_dir=str(tmp_path), mode="offline")
+    _use(logger)
+    time.sleep(0.5 if written else 0.0)
+    helpers = subprocess.run(["pgrep", "-P", str(os.getpid()), "wandb-core"], capture_output=True, text=True, check=True).stdout
+    monkeypatch.setattr(REQUEST, "signal_number", signal.SIGTERM)
+    for helper in helpers.split():
+        os.kill(int(helper), signal.SIGTERM)
+        while Path(f"/proc/{helper}/fd/0").exists():
+            time.sleep(0.01)
+    for step in range(1, 1 + after):
+        logger.log_metrics({"loss": 1.0}, step=step)
+    logger.finish()
+    parts = runs(tmp_path)
+    assert len({part.name.split("-")[3] for part in parts}) == 1
+    rows = [*(row for part in parts[:-1] for row in history(part, patience_seconds=0.0)), *history(parts[-1])]
+    steps = [row["trainer/global_step"] for row in rows if "loss" in row]
+    assert steps == list(range(1 + after))
+    assert config(parts[-1])["list"] == [1, 2]
+    gc.collect()  # nobody has waited for the helper that was ended
 
 
 def test_tables_summary_and_environment_without_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -33,12 +33,12 @@ def _payloads(path: Path) -> Iterator[bytes]:
             yield held
 
 
-def _records(run: Path) -> list[Any]:
-    """All of them; wandb's own process may write the last after the run has finished for its user."""
+def _records(run: Path, patience_seconds: float = 20.0) -> list[Any]:
+    """All of them; wandb's own process may write the last after the run has finished for its user, unless it was ended."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     (path,) = run.glob("*.wandb")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + patience_seconds
     while True:
         found = [Record.FromString(payload) for payload in _payloads(path)]
         if time.monotonic() > deadline or any(each.WhichOneof("record_type") == "exit" for each in found):
@@ -46,10 +46,10 @@ def _records(run: Path) -> list[Any]:
         time.sleep(0.1)
 
 
-def history(run: Path) -> list[dict[str, Any]]:
+def history(run: Path, patience_seconds: float = 20.0) -> list[dict[str, Any]]:
     """Every row that was logged."""
     rows = []
-    for record in _records(run):
+    for record in _records(run, patience_seconds):
         if record.WhichOneof("record_type") == "history":
             rows.append({each.key or ".".join(each.nested_key): json.loads(each.value_json) for each in record.history.item})
     return rows

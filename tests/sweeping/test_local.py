@@ -19,6 +19,7 @@ from rich.console import Console
 from hybrid_strategy.cli.arguments import Arguments
 from hybrid_strategy.cli.main import main
 from hybrid_strategy.cli.multirun import run_sweep
+from hybrid_strategy.cli.train import run as train
 from hybrid_strategy.config.compose import Source
 from hybrid_strategy.errors import ConfigError, RunError
 from hybrid_strategy.sweeping.attempts import read_state
@@ -79,6 +80,13 @@ def test_every_end_has_its_cause_and_the_others_their_results(monkeypatch, tmp_p
     config = Path(f"outputs/sweeps/s/seed-{fake.SAVES}/config.yaml").read_text()
     assert "preempted-step000007.ckpt" in config
 
+    started = f"outputs/sweeps/s/seed-{fake.SAVES}"  # another sweep starts there; a point with checkpoints of its own goes on
+    for _ in range(2):
+        _sweep(monkeypatch, f"seed={fake.RAISES},{fake.SAVES}", f"resume={started}", "name=t")
+    for name, folder in ((fake.RAISES, started), (fake.SAVES, f"outputs/sweeps/t/seed-{fake.SAVES}")):
+        found = Path(f"outputs/sweeps/t/seed-{name}/config.yaml").read_text()
+        assert f"resume: {tmp_path}/{folder}/checkpoints/preempted-step000007.ckpt" in found
+
 
 @pytest.mark.parametrize("kind", [fake.HANGS, fake.DEAF])
 def test_a_point_over_its_time_ends_and_the_next_one_runs(monkeypatch, kind):
@@ -94,15 +102,15 @@ def test_a_point_over_its_time_ends_and_the_next_one_runs(monkeypatch, kind):
 
 
 def test_nothing_of_a_distributed_process_reaches_a_point(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID"):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "THEIRS"):
         monkeypatch.setenv(name, "7")
     before = dict(os.environ)
-    code, _ = _sweep(monkeypatch, "seed=100,108", 'hydra.launcher.environment={MINE: "a $b"}')
+    code, _ = _sweep(monkeypatch, "seed=100,108", 'hydra.launcher.environment={MINE: "a $b", THEIRS: null}')
     assert code == 0
     assert dict(os.environ) == before
     for name in ("seed-100", "seed-108"):
         seen = json.loads((Path("outputs/sweeps/s") / name / "environment.json").read_text())
-        assert not {"RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID"} & set(seen)
+        assert not {"RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "THEIRS"} & set(seen)
         assert seen["MINE"] == "a $b"
 
 
@@ -140,7 +148,7 @@ def test_a_sweep_without_a_valid_point_starts_nothing(monkeypatch):
 
 
 def test_what_this_machine_cannot_run_is_skipped_with_its_reason(monkeypatch):
-    code, text = _sweep(monkeypatch, "strategy=single,hybrid", "cluster.num_nodes=1,2", "cluster.devices=1")
+    code, text = _sweep(monkeypatch, "strategy=glob([single,hybrid])", "cluster.num_nodes=1,2", "cluster.devices=1")
     assert code == 0
     assert text.count("it needs 2 nodes, and the local launcher starts the processes of one. Set hydra/launcher=slurm.") == 1
     code, text = _sweep(monkeypatch, "strategy.data_parallel_size=2,5000", "data.global_batch_size=10000", "name=many")
@@ -159,6 +167,8 @@ def test_what_this_machine_cannot_run_is_skipped_with_its_reason(monkeypatch):
         "strategy.sharding=zero1,zero9",
         "model._target_=no_such_module.Model",
         "strategy.initial_weights=nowhere,here",
+        "sweeps=scaling,microbatches",
+        "resume=nowhere",
     ],
 )
 def test_a_typo_in_any_value_stops_the_sweep_before_it_starts(monkeypatch, wrong):
@@ -177,6 +187,14 @@ def test_settings_of_launcher_and_sweeper_are_checked(monkeypatch, wrong, capsys
         code = error.exit_code
     assert code == 2
     assert not Path("outputs").exists()
+
+
+@pytest.mark.parametrize(
+    "words", [["hydra.launcher.time=5"], ["hydra/launcher=local", "hydra.launcher.time=5"], ["hydra.sweeper.top=3", "seed=1"]]
+)
+def test_settings_of_a_sweep_where_there_is_none_are_refused(words):
+    with pytest.raises(ConfigError, match="a single run has no use for it"):
+        train(words)
 
 
 def test_another_configuration_under_the_same_name_sets_the_earlier_run_aside(monkeypatch):

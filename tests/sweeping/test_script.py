@@ -28,7 +28,7 @@ def test_what_the_layout_needs_and_what_the_site_asks_for() -> None:
         sbatch={"exclusive": True, "exclude": "node[1-2]", "comment": "two words", "nice": None},
         srun=["--container-image=image.sqsh", "--mpi=none x"],
         setup=["module load cuda"],
-        environment={"NCCL_DEBUG": "INFO $x"},
+        environment={"NCCL_DEBUG": "INFO $x", "OF_THE_SITE": None},
         python="/opt/python",
     )
     asked = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")]
@@ -38,7 +38,7 @@ def test_what_the_layout_needs_and_what_the_site_asks_for() -> None:
         assert option in asked
     assert not [each for each in asked if "nice" in each]
     assert lines.index("module load cuda") < next(n for n, line in enumerate(lines) if " srun " in line)
-    assert "export NCCL_DEBUG='INFO $x'" in lines
+    assert {"export NCCL_DEBUG='INFO $x'", "unset OF_THE_SITE"} <= set(lines)
     (started,) = [line for line in lines if " srun " in line]
     assert "--kill-on-bad-exit=1" in started
     assert "--container-image=image.sqsh '--mpi=none x'" in started
@@ -59,6 +59,9 @@ def test_no_gpus_no_requeues() -> None:
         ({"cpus_per_task": 0}, "hydra.launcher.cpus_per_task is 0"),
         ({"time": "soon"}, "hydra.launcher.time is 'soon'"),
         ({"sbatch": {"--no such": 1}}, "it is no option of sbatch"),
+        ({"sbatch": {"nodes": 3}}, "hydra.launcher.sbatch.nodes is 3: the script says it itself.*set strategy and cluster"),
+        ({"sbatch": {"--output": "x"}}, "hydra.launcher.sbatch.output is 'x'.*leave it at slurm/batch.log"),
+        ({"sbatch": {"gpus-per-node": 1}}, "Set hydra.launcher.gpu_option"),
         ({"environment": {"NOT A NAME": 1}}, "it is no name of a variable"),
         ({"account": 'say "so"'}, "cannot hold line breaks or double quotes"),
     ],

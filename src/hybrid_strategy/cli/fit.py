@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import indent
@@ -78,9 +78,13 @@ def fit(run_dir: Path) -> None:
             found = {"seconds": seconds, **results.summary(trainer), **status.summary(), **beside.summary()}
             _write_result(run_dir, _with_earlier(found, run_dir), list(loggers.values()))
     finally:
-        for logger in loggers.values():
-            if isinstance(logger, WandbRunLogger):
-                logger.finish()
+        _close(loggers.values())
+
+
+def _close(loggers: Iterable[Any]) -> None:
+    for logger in loggers:
+        if isinstance(logger, WandbRunLogger):
+            logger.finish()
 
 
 def logger_settings(config: RunConfig) -> dict[str, Any]:
@@ -108,7 +112,7 @@ def _allowed(config: RunConfig, callbacks: list[Any]) -> list[Any]:
 
 @contextmanager
 def _told_of_stop(trainer: pl.Trainer, run_dir: Path) -> Iterator[None]:
-    """Leaves `preempted.json` before any rank leaves: the first that does may take the others with it."""
+    """Leaves `preempted.json` and closes W&B's run before any rank leaves: the first that does may take the others with it."""
     try:
         yield
     except StoppedBySignal as stop:
@@ -116,6 +120,7 @@ def _told_of_stop(trainer: pl.Trainer, run_dir: Path) -> Iterator[None]:
             path = str(stop.checkpoint) if stop.checkpoint else None
             values = {"step": stop.step, "checkpoint": path, "signal": stop.name, "time": time.time()}
             write_json(run_dir / PREEMPTED_FILE, values)
+        _close(trainer.loggers)
         trainer.strategy.barrier("stopped by a signal")
         raise
 

@@ -10,6 +10,8 @@ from dataclasses import replace
 from hybrid_strategy.cli.arguments import Arguments
 from hybrid_strategy.cli.hydra_app import SWEEP_FAILED, Point, check_first, run_app
 from hybrid_strategy.config.compose import CONFIG_NAME, Source
+from hybrid_strategy.config.messages import Shown
+from hybrid_strategy.errors import ConfigError, message
 from hybrid_strategy.reporting.console import make_console
 from hybrid_strategy.sweeping import states
 from hybrid_strategy.sweeping.book import Book
@@ -37,6 +39,23 @@ def _names(given: Arguments, group: str) -> str | None:
 def _elsewhere(given: Arguments) -> bool:
     launcher = _names(given, "hydra/launcher")
     return launcher is not None and launcher not in _HERE
+
+
+def check_sweep_settings(given: Arguments) -> None:
+    """Settings of a sweep where none is run would be ignored.
+
+    Raises:
+        ConfigError: a launcher's or a sweeper's, for a single run that has none.
+    """
+    if given.multirun or _names(given, "sweeps") is not None:
+        return
+    unused = ("hydra.sweeper.", *(() if _elsewhere(given) else ("hydra.launcher.",)))
+    for each in given.source.overrides:
+        key, _, value = each.lstrip("+").partition("=")
+        if key.startswith(unused):
+            rule, job = "a single run has no use for it", "" if key.startswith(unused[0]) else ", or hydra/launcher=slurm"
+            advice = f"Add -m to run a sweep{job}"
+            raise ConfigError(message(key, Shown(value), rule, "", advice))
 
 
 def run_sweep(given: Arguments, point: Point, target: str) -> int:
@@ -70,7 +89,11 @@ def _where(source: Source) -> list[str]:
 def _first_point(given: Arguments) -> Source:
     """The sweep's first combination: what is wrong with keys and words is said before Hydra starts."""
     choices = choices_of({}, given.source.overrides)
-    return replace(given.source, overrides=tuple(each.overrides[0] for each in choices))
+    for each in choices:
+        if each.key == "sweeps" and len(each.overrides) != 1:
+            rule, advice = "what it says to sweep holds for all points of a command", "Set one, and run the others after it"
+            raise ConfigError(message(each.key, Shown(str(_names(given, each.key))), rule, "", advice))
+    return replace(given.source, overrides=tuple(text for each in choices for text in each.overrides[:1]))
 
 
 def close(session: Session) -> int:

@@ -14,7 +14,7 @@ from hybrid_strategy import registry
 from hybrid_strategy.checkpoint.search import Found
 from hybrid_strategy.cli.arguments import Arguments, parse, parser
 from hybrid_strategy.cli.hydra_app import check_first, run_app
-from hybrid_strategy.cli.multirun import is_sweep, run_sweep
+from hybrid_strategy.cli.multirun import check_sweep_settings, is_sweep, run_sweep
 from hybrid_strategy.cli.plan import show
 from hybrid_strategy.config.compose import CONFIG_NAME
 from hybrid_strategy.config.here import check_folders, check_here, check_unused
@@ -39,6 +39,7 @@ def run(arguments: Sequence[str]) -> int:
     made = parser("train", "Trains a model under the layout of the configuration.")
     made.add_argument("--multirun", "-m", action="store_true", help="run every combination of comma-separated values")
     given = parse(made, arguments)
+    check_sweep_settings(given)
     if is_sweep(given) and not given.hydra_flags:
         return run_sweep(given, lambda config, run_dir: train(config, run_dir, given), FIT)
     if not given.multirun and not given.hydra_flags:

@@ -12,6 +12,7 @@ from hybrid_strategy.config.storage import PREEMPTED_FILE, RESULT_FILE, moved, r
 from hybrid_strategy.files import read_json, write_json
 from hybrid_strategy.sweeping import states
 from hybrid_strategy.sweeping.metrics import METRICS_FILE, merge_parts, set_aside
+from hybrid_strategy.sweeping.points import read_point
 
 STATE_FILE = "state.json"
 STATUS_FILE = "status.json"
@@ -53,9 +54,9 @@ def write_state(folder: Path, state: State) -> None:
 
 
 def begin(folder: Path, job: str = "", requeues: int = 0) -> State:
-    """Makes the folder ready for one more attempt: it goes on from the newest good checkpoint there, and loses
-    nothing logged."""
-    before = read_state(folder)
+    """Makes the folder ready for one more attempt: it goes on from the newest good checkpoint there, else from where the point
+    was told to start, and loses nothing logged."""
+    before, point = read_state(folder), read_point(folder)
     checkpoint = newest_good(folder)
     anew = (STATUS_FILE,) if checkpoint is None else ()  # where nothing is left to do, what the last attempt reached stands
     for name in (RESULT_FILE, PREEMPTED_FILE, *anew):
@@ -67,7 +68,8 @@ def begin(folder: Path, job: str = "", requeues: int = 0) -> State:
     config = read_config(folder)
     if config.paths.run_dir is not None and Path(config.paths.run_dir) != folder:  # the sweep's folder was moved
         config = moved(config, config.paths.run_dir, str(folder))
-    write_config(replace(config, resume=str(checkpoint) if checkpoint else None), folder)
+    start = point.start if point is not None else None
+    write_config(replace(config, resume=str(checkpoint) if checkpoint else start), folder)
     state = State(states.RUNNING, "", before.attempt + 1, time.time(), 0.0, job or before.job, requeues)
     write_state(folder, state)
     return state

@@ -63,4 +63,4 @@ def sync_lines(points: Sequence[Point], folder: Path) -> list[str]:
 
 
 def _offline(folder: Path) -> list[Path]:
-    return sorted((folder / "wandb").glob("offline-run-*"))
+    return sorted({path.parent for path in (folder / "wandb").glob("offline-run-*/*.wandb")})

@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException, OverrideParseException
 
 from hybrid_strategy.config.messages import Shown, quoted
@@ -37,7 +37,7 @@ def choices_of(params: Mapping[str, Any], arguments: Sequence[str], loader: Any 
     Args:
         params: key -> values as they would be typed, e.g. `1,2,4`.
         arguments: the command line, as Hydra hands it over.
-        loader: Hydra's loader of configurations, which `glob(*)` asks for the options of a group.
+        loader: Hydra's loader of configurations, which `glob(*)` asks for the options of a group; None: it has no values yet.
 
     Raises:
         ConfigError: a value that cannot be read, or a sweep without an end.
@@ -75,6 +75,8 @@ def _choice(override: Override, text: str) -> Choice:
     if not override.is_discrete_sweep():
         rule = "an interval has no end of values"
         raise ConfigError(message(key, Shown(_value_text(text)), rule, "", f"Set {key}=<value>,<value>"))
+    if override.value_type == ValueType.GLOB_CHOICE_SWEEP and override.config_loader is None:
+        return Choice(key, (), ())
     element = override.get_key_element()
     try:
         overrides = tuple(f"{element}={value}" for value in override.sweep_string_iterator())

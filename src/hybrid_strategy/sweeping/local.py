@@ -200,8 +200,8 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 def _environment(further: Mapping[str, object], gpus: Sequence[str]) -> dict[str, str]:
     """That of the command, without what belongs to a distributed process, tied to the life of this process."""
-    values = {key: value for key, value in os.environ.items() if key not in _OF_A_RANK and not key.startswith("TORCHELASTIC_")}
-    values |= {str(key): str(value) for key, value in further.items()}
+    kept = {key: value for key, value in os.environ.items() if key not in _OF_A_RANK and not key.startswith("TORCHELASTIC_")}
+    values = {str(key): str(value) for key, value in {**kept, **further}.items() if value is not None}
     values[PARENT_VARIABLE] = str(os.getpid())
     if gpus:
         values["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)

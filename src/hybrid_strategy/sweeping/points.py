@@ -48,6 +48,7 @@ class Point:
         facts: plain values for tables: layout, batch, forecast.
         digest: of the whole configuration, without the folder it runs in.
         wandb_id: the same for every attempt.
+        start: checkpoint that an attempt goes on from while the point has none of its own.
         launcher: settings of the launcher, resolved for this point.
     """
 
@@ -60,6 +61,7 @@ class Point:
     facts: Mapping[str, Any]
     digest: str
     wandb_id: str = ""
+    start: str | None = None
     launcher: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -114,6 +116,7 @@ def write_point(point: Point, config: RunConfig, planned: RunPlan) -> None:
 def digest_of(config: RunConfig, folder: Path) -> str:
     """Equal for two points that would run the same thing, wherever they run and whatever they are called in W&B."""
     values = as_values(config)
-    values = {key: value for key, value in values.items() if key not in ("name", "tags", "resume", "logger", "paths")}
+    unlike = ("name", "tags", "logger", "paths", *(("resume",) if config.resume is None else ()))
+    values = {key: value for key, value in values.items() if key not in unlike}
     text = json.dumps(values, sort_keys=True, default=str).replace(json.dumps(str(folder))[1:-1], "<folder>")
     return sha256(text.encode()).hexdigest()[:16]

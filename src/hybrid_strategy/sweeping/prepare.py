@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from hybrid_strategy.config.here import check_present, too_many
 from hybrid_strategy.config.messages import HYDRA_ERRORS, explained
 from hybrid_strategy.config.overrides import check_nothing_ignored
 from hybrid_strategy.config.plan import RunPlan, plan_of
+from hybrid_strategy.config.resume import find_checkpoint
 from hybrid_strategy.config.schema import read
 from hybrid_strategy.config.settings import AUTO, ClusterSettings, RunConfig
 from hybrid_strategy.config.storage import moved
@@ -87,7 +88,8 @@ def prepare(batch: Batch, session: Session, folder: Path) -> list[Ready]:
     words = [tags(each.swept, each.planned.plan) for each in composed]
     names = ["_".join(each) or one.planned.plan.layout.name for each, one in zip(words, composed, strict=True)]
     names = unique(names, [each.swept for each in composed], [each.name for each in session.points])
-    return [_ready(each, name, session, folder) for each, name in zip(composed, names, strict=True)]
+    starts = Starts(session)
+    return [_ready(each, name, starts, folder) for each, name in zip(composed, names, strict=True)]
 
 
 def prepare_alone(source: Source, folder: Path, session: Session) -> Ready:
@@ -104,13 +106,39 @@ def prepare_alone(source: Source, folder: Path, session: Session) -> Ready:
     except HYDRA_ERRORS as error:
         raise explained(error) from error
     made = Composed(source.overrides, {}, 0, config, plan_of(config), {})
-    return _ready(made, config.name, session, folder)
+    return _ready(made, config.name, Starts(session), folder)
+
+
+@dataclass(frozen=True)
+class Starts:
+    """Where first attempts begin, by what `resume` says; a checkpoint is verified once for all points that begin there."""
+
+    session: Session
+    known: dict[tuple[str | None, ...], str | None] = field(default_factory=dict)
+
+    def of(self, config: RunConfig) -> str | None:
+        """The checkpoint; None: at the beginning.
+
+        Raises:
+            ConfigError: the path does not exist, or holds no checkpoint that can be trusted.
+        """
+        key = (config.resume, config.name, config.paths.output_dir)
+        if key not in self.known:
+            found = find_checkpoint(config)
+            self.known[key] = str(found.path) if found.path is not None else None
+            lines = [f"skipped {name}: {why}" for name, why in found.skipped]
+            if config.resume is not None and found.path is None:
+                lines.append(f"nothing to resume for {config.name}: starting anew")
+            for line in lines:
+                self.session.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        return self.known[key]
 
 
 def _compose(batch: Batch, overrides: tuple[str, ...], number: int, common: Set[str]) -> Composed | Skipped:
     swept = swept_of(batch.master, overrides, common)
     try:
         config = batch.loader.load_sweep_config(batch.master, list(overrides))
+        check_nothing_ignored(overrides, config.model)
         with read_write(config), open_dict(config):
             config.hydra.job.num, config.hydra.job.id = number, str(number)
         with _hydra(config):
@@ -160,13 +188,16 @@ def _hydra(config: DictConfig) -> Iterator[None]:
         HydraConfig.instance().cfg = before
 
 
-def _ready(composed: Composed, name: str, session: Session, sweep: Path) -> Ready:
+def _ready(composed: Composed, name: str, starts: Starts, sweep: Path) -> Ready:
+    session = starts.session
     folder = sweep if session.single else sweep / name
     # the folder is known only after the plan; composing the point again would take as long again
     config = _decided(moved(composed.config, _SOMEWHERE, str(folder)), composed.planned)
     words = tags(composed.swept, composed.planned.plan)
     digest = digest_of(config, folder)
-    wandb_id = os.urandom(4).hex()
+    config = replace(config, resume=starts.of(config))
+    # a single run that goes on is the W&B run that its checkpoint names, as on this machine
+    wandb_id = "" if session.single and config.resume else os.urandom(4).hex()
     group = "" if session.single else sweep.name
     config = _named(config, Naming(config.name if session.single else name, group, tuple(words), wandb_id))
     world = composed.planned.world
@@ -180,6 +211,7 @@ def _ready(composed: Composed, name: str, session: Session, sweep: Path) -> Read
         facts={**facts_of(config, composed.planned), **session.forecasts.get(key_of(composed.overrides), {})},
         digest=digest,
         wandb_id=wandb_id,
+        start=config.resume,
         launcher=composed.launcher,
     )
     return Ready(point, config, composed.planned)
@@ -242,7 +274,7 @@ def _in_wandb(entry: Mapping[str, Any], config: RunConfig, naming: Naming) -> Ma
     own = {"name": naming.name} if entry.get("name") in (None, config.name) else {}
     labels = tuple(dict.fromkeys([*entry.get("tags", ()), *naming.tags]))
     group = entry.get("group") or naming.group or None
-    return {**entry, **own, "tags": labels, "id": entry.get("id") or naming.wandb_id, "group": group}
+    return {**entry, **own, "tags": labels, "id": entry.get("id") or naming.wandb_id or None, "group": group}
 
 
 def _in_mlflow(entry: Mapping[str, Any], config: RunConfig, naming: Naming) -> Mapping[str, Any]:

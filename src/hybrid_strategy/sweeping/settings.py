@@ -37,7 +37,7 @@ class LocalSettings:
         time: minutes a point may take, or `hh:mm:ss` as in Slurm; null: as long as it needs.
         max_parallel: points at once, as far as cores or GPUs allow; null: GPUs are shared out, on the CPU one after another.
         poll_seconds: time between two looks at the points.
-        environment: variables of the points.
+        environment: variables of the points; null: not set there.
     """
 
     time: str | int | float | None = None
@@ -58,7 +58,7 @@ class SlurmSettings:
         sbatch: further options of sbatch by name, `true` for a flag.
         srun: further arguments of srun, e.g. `--container-image=...`.
         setup: lines of the script before srun, e.g. `module load cuda`.
-        environment: variables of the points.
+        environment: variables of the points; null: not set there.
         python: the interpreter on the nodes; null: this one.
         array: submit points that need the same as one array.
         max_parallel: jobs at once.

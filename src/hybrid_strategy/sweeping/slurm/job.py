@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,14 +59,9 @@ def end_job(folder: Path, code: int) -> int:
         return 0
     said = batch_log_tail(folder)
     stopped = [(found[1] or "").strip() for found in _STOPPED.finditer(said)]
-    saved = read_json(folder / PREEMPTED_FILE)
-    if saved is not None and saved.get("signal") == _BEFORE_THE_LIMIT:
-        return _go_on(point, f"it reached its time limit, saved at step {saved.get('step')}", states.TIMEOUT)
-    if saved is not None:
-        return _go_on(point, f"stopped by {saved.get('signal')}, saved at step {saved.get('step')}", states.PREEMPTED)
-    early = first_failure(folder / "logs", point.resources.world_size)
-    if early is not None and early.exit_code == PREEMPTED_CODE:  # there was nothing to save yet
-        return _go_on(point, early.message, states.PREEMPTED)
+    told = _told_to_stop(point)
+    if told is not None:
+        return _go_on(point, *told) if not _is_cancelled(read_state(folder).job, stopped) else _cancelled(folder, told[0])
     if "PREEMPTION" in stopped or "JOB REQUEUE" in stopped:
         return _go_on(point, "stopped by Slurm before it could save", states.PREEMPTED)
     if "NODE FAILURE" in stopped or lost_a_node(folder, point.resources.world_size, said):
@@ -79,6 +75,37 @@ def end_job(folder: Path, code: int) -> int:
     else:
         conclude(folder, cause.state, cause.reason, cause.further())
     return code or 1
+
+
+def _told_to_stop(point: Point) -> tuple[str, str] | None:
+    """Reason and state where the ranks have left because of a signal."""
+    saved = read_json(point.folder / PREEMPTED_FILE)
+    if saved is not None and saved.get("signal") == _BEFORE_THE_LIMIT:
+        return f"it reached its time limit, saved at step {saved.get('step')}", states.TIMEOUT
+    if saved is not None:
+        return f"stopped by {saved.get('signal')}, saved at step {saved.get('step')}", states.PREEMPTED
+    early = first_failure(point.folder / "logs", point.resources.world_size)
+    if early is not None and early.exit_code == PREEMPTED_CODE:  # there was nothing to save yet
+        return early.message, states.PREEMPTED
+    return None
+
+
+def _is_cancelled(job: str, stopped: Sequence[str]) -> bool:
+    """Has `scancel` sent the signal? Slurm would put such a job back all the same.
+
+    Slurm then has ended the job and names no reason in its log, as it does for requeues, preemption, limits and nodes. A job that
+    is still running was signalled by the time limit or has a grace time.
+    """
+    try:
+        state = commands.queue([job]).get(job, ("", ""))[0]
+    except RunError:
+        return False
+    return state in ("COMPLETING", "CANCELLED") and bool(stopped) and not any(stopped)
+
+
+def _cancelled(folder: Path, reason: str) -> int:
+    conclude(folder, states.CANCELLED, f"cancelled: {reason}")
+    return PREEMPTED_CODE
 
 
 def _go_on(point: Point, reason: str, state: str) -> int:

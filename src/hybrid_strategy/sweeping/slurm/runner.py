@@ -12,6 +12,7 @@ from hybrid_strategy.sweeping import states
 from hybrid_strategy.sweeping.attempts import conclude, read_state
 from hybrid_strategy.sweeping.points import Point
 from hybrid_strategy.sweeping.prepare import Ready
+from hybrid_strategy.sweeping.screen import skipped_lines
 from hybrid_strategy.sweeping.session import Session
 from hybrid_strategy.sweeping.settings import SlurmSettings, settings_of
 from hybrid_strategy.sweeping.slurm import commands
@@ -81,6 +82,8 @@ def show_scripts(settings: Mapping[str, Any], session: Session, ready: Sequence[
     scripts = Submission(made, session.folder, session.target).scripts([each.point for each in ready])
     if not made.dry_run:
         return False
+    for line in skipped_lines(session.skipped):
+        session.console.print(f"#{line}", markup=False, highlight=False, soft_wrap=True)
     for point, text in scripts:
         session.console.print(f"# ---- {point.folder / 'slurm/job.sh'}", markup=False, highlight=False, soft_wrap=True)
         session.console.print(text, markup=False, highlight=False, soft_wrap=True)

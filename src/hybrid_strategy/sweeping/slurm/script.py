@@ -19,6 +19,19 @@ BATCH_LOG = "slurm/batch.log"
 _OPTION = re.compile(r"^[a-z][a-z0-9-]*$")
 _VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 
+_ELSEWHERE = {
+    **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node"), "It follows from the layout: set strategy and cluster"),
+    **dict.fromkeys(("output", "error", "open-mode"), f"How the run ended is read there: leave it at {BATCH_LOG}"),
+    **dict.fromkeys(("requeue", "no-requeue"), "Set hydra.launcher.max_requeues"),
+    "time": "Set hydra.launcher.time",
+    "job-name": "Jobs are called after sweep and point: set name",
+    "signal": "Set hydra.launcher.signal_seconds",
+    "array": "Set hydra.launcher.array",
+    "wait": "Set hydra.launcher.wait",
+    "test-only": "Set hydra.launcher.dry_run",
+}
+"""Options of sbatch that the script has already, or that would let two jobs run in one folder, with what to do instead."""
+
 
 def options_of(point: Point, settings: SlurmSettings, sweep: str) -> dict[str, Any]:
     """What sbatch is asked for, by name; nodes, tasks and GPUs are the layout's."""
@@ -39,8 +52,25 @@ def options_of(point: Point, settings: SlurmSettings, sweep: str) -> dict[str, A
         raise ConfigError(message(key, settings.signal_seconds, rule, numbers, f"Set {int(seconds // 2)}, or a longer time"))
     options["signal"] = f"USR1@{settings.signal_seconds}"
     options["requeue" if settings.max_requeues else "no-requeue"] = True
-    options |= {str(name).lstrip("-"): value for name, value in settings.sbatch.items()}
-    return options
+    return options | _further(settings)
+
+
+def _further(settings: SlurmSettings) -> dict[str, Any]:
+    """The options of `hydra.launcher.sbatch`, none of which may be ignored."""
+    elsewhere = {**_ELSEWHERE, _option_of_gpus(settings): "Set hydra.launcher.gpu_option"}
+    further = {str(name).lstrip("-"): value for name, value in settings.sbatch.items()}
+    for name, value in further.items():
+        if not _OPTION.match(name):
+            raise ConfigError(
+                message(f"hydra.launcher.sbatch.{name}", value, "it is no option of sbatch", "", "Set its long name")
+            )
+        if name in elsewhere and value is not None:
+            raise ConfigError(message(f"hydra.launcher.sbatch.{name}", value, "the script says it itself", "", elsewhere[name]))
+    return further
+
+
+def _option_of_gpus(settings: SlurmSettings) -> str:
+    return (settings.gpu_option or "").lstrip("-").partition("=")[0]
 
 
 def gpu_line(point: Point, settings: SlurmSettings) -> list[str]:
@@ -54,10 +84,6 @@ def header(point: Point, settings: SlurmSettings, sweep: str, log: Path) -> list
     """The lines for sbatch. Slurm reads them itself, without a shell: a value is one word or stands in quotes."""
     lines = []
     for name, value in options_of(point, settings, sweep).items():
-        if not _OPTION.match(name):
-            raise ConfigError(
-                message(f"hydra.launcher.sbatch.{name}", value, "it is no option of sbatch", "", "Set its long name")
-            )
         if value is None or value is False:
             continue
         lines.append(f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={_word(name, value)}")
@@ -83,7 +109,7 @@ def script_of(point: Point, settings: SlurmSettings, sweep: str, target: str) ->
         "trap : TERM USR1 USR2  # the ranks are told to save; this shell waits for them",
         f"RUN={folder}",
         f"PYTHON={python}",
-        "export MASTER_ADDR=$(hostname) MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))",
+        "export MASTER_ADDR=$(hostname) MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))",
         f"export HYBRID_STRATEGY_STOP_SIGNALS={listen} PYTHONUNBUFFERED=1 OMP_NUM_THREADS=${{SLURM_CPUS_PER_TASK:-1}}",
         *_exports(settings.environment),
         *settings.setup,
@@ -103,7 +129,7 @@ def _exports(environment: Mapping[str, Any]) -> list[str]:
         if not _VARIABLE.match(str(name)):
             rule = "it is no name of a variable"
             raise ConfigError(message(f"hydra.launcher.environment.{name}", value, rule, "", "Set letters, digits and _"))
-        lines.append(f"export {name}={shlex.quote(str(value))}")
+        lines.append(f"unset {name}" if value is None else f"export {name}={shlex.quote(str(value))}")
     return lines
 
 

@@ -72,8 +72,10 @@ class Submission:
         """Job n starts when job n - lanes has ended: so many at once, whatever their shapes, and without this command."""
         jobs: list[str] = []
         for index, point in enumerate(points):
-            after = [f"--dependency=afterany:{jobs[index - lanes]}"] if index >= lanes else []
-            jobs.append(commands.submit(point.folder / SCRIPT_FILE, after))
+            own = self.of(point).sbatch.get("dependency")
+            after = [own, f"afterany:{jobs[index - lanes]}"] if index >= lanes else []
+            option = [f"--dependency={','.join(str(each) for each in after if each)}"] if after else []
+            jobs.append(commands.submit(point.folder / SCRIPT_FILE, option))
             _submitted(point, jobs[-1])
 
     def _array(self, points: Sequence[Point], number: int) -> None:

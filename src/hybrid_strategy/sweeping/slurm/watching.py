@@ -90,8 +90,8 @@ class Watcher:
         """A job that waits (again) says what for; one that was put back has no result, whatever its last attempt thought."""
         if slurm in _WAITING:
             words = "" if reason in ("None", "") else f"waiting: {reason}"
-            told = state.reason if state.requeues or state.attempt else ""
-            text = told.partition(" (waiting")[0] + (f" ({words})" if words else "") if told else words
+            told = state.reason.partition("waiting: ")[0].removesuffix(" (") if state.requeues or state.attempt else ""
+            text = told + (f" ({words})" if words else "") if told else words
             if state.state != states.PENDING or state.reason != text:
                 (point.folder / RESULT_FILE).unlink(missing_ok=True)
                 write_state(point.folder, replace(state, state=states.PENDING, reason=text))
