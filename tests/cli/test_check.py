@@ -45,6 +45,7 @@ def test_a_layout_that_differs_ends_with_1_and_says_what_first_and_why(capsys: p
         (["check.steps=two"], "check.steps is two"),
         (["check.timeout_seconds=nan"], "check.timeout_seconds is nan"),
         (["resume=auto"], "resume is 'auto'"),
+        (["trainer.max_steps=0"], "trainer.max_steps is 0: a check compares steps, and none would run"),
         (["cluster.num_nodes=2", "strategy=dp2"], "cluster.num_nodes is 2"),
     ],
 )

@@ -12,9 +12,14 @@ import time
 from pathlib import Path
 
 import pytest
+from lightning.pytorch.callbacks import LearningRateMonitor
 
+from hybrid_strategy.cli.fit import _allowed
 from hybrid_strategy.cli.train import _launch
+from hybrid_strategy.config.build import build_all, build_trainer
+from hybrid_strategy.config.compose import Source, run_config
 from hybrid_strategy.config.messages import quoted
+from hybrid_strategy.config.plan import plan_of
 from hybrid_strategy.launch.job import Job
 
 OWN = ["model._target_=own_module.OwnModule", "data._target_=own_module.OwnData", "logger=csv"]
@@ -143,6 +148,19 @@ def test_a_module_that_cannot_be_made_is_refused_in_one_line(folder: Path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(360)
+def test_null_is_a_value_where_lightning_has_another_default_and_a_run_needs_no_logger(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    for name in ("RANK", "LOCAL_RANK", "GROUP_RANK"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    config = run_config(Source(("experiment=quickstart", "strategy=single", "logger=none", "trainer=cpu")))
+    assert build_trainer(config, plan_of(config), [], []).check_val_every_n_epoch is None
+    kept = _allowed(config, [*build_all(config.callbacks, "callbacks").values()])
+    assert not any(isinstance(each, LearningRateMonitor) for each in kept)
+    assert len(kept) == len(config.callbacks) - 1
+
+
 def test_a_sweep_goes_on_after_a_failed_point_and_each_has_a_run_of_its_own(folder: Path):
     texts = {"a": "x=1, y #2", "b": "ünï ☃ $HOME", "c": 'it\'s "so"'}
     given = [f'model.{name}="{text}"'.replace('"so"', '\\"so\\"') for name, text in texts.items()]

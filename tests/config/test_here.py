@@ -12,6 +12,7 @@ from hybrid_strategy.config import here as here_module
 from hybrid_strategy.config.compose import Source, run_config
 from hybrid_strategy.config.here import check_folders, check_here, check_unused
 from hybrid_strategy.config.named_target import check_target
+from hybrid_strategy.config.text import check_length
 from hybrid_strategy.config.world import World, world_of
 from hybrid_strategy.errors import ConfigError
 
@@ -193,6 +194,15 @@ def test_text_of_one_document_leaves_none_for_validation(here: Path) -> None:
     assert _refusal("data.files=[short.txt]", world=CPU).startswith(
         "data.files is ['short.txt']: there must be a document to train"
     )
+
+
+def test_text_that_fills_no_sequence_is_refused_before_anything_starts(here: Path) -> None:
+    (here / "one_letter.txt").write_text("a" * 300_000)  # some 40 tokens
+    given = ("model=llama_tiny", "data.files=[one_letter.txt]", f"paths.cache_dir={here}/cache")
+    for more, key in (((), "model.sequence_length is 64"), (("data.sequence_length=48",), "data.sequence_length is 48")):
+        with pytest.raises(ConfigError, match=rf"^{key}: the text that is kept for training .*Give more text, or data"):
+            check_length(run_config(Source((*given, *more))))
+    check_length(run_config(Source((*given, "data.sequence_length=1"))))
 
 
 def test_more_processes_than_a_machine_bears_are_refused() -> None:

@@ -115,6 +115,22 @@ def test_the_nearest_option_is_named():
             for key in ("logger", "experiment", "hydra")
         ),
         ("strategy", "strategy is given without a value"),
+        ("~strategy", "strategy is deleted: every run has one"),
+        ("~trainer.max_steps", "trainer.max_steps is deleted: another default than that of its option would stand there"),
+        ("~trainer.nothing", "trainer.nothing is deleted: there is no such key"),
+        ("~callbacks.nothing", "callbacks.nothing is deleted: there is no such key"),
+        ("~model._target_", "model._target_ is missing: it names the class"),
+        ("+strategy=tp2", "strategy is added: every group is there already, and has one option. Set strategy=tp2."),
+        ("name=", "name is '': it names the folder of the run"),
+        ("name=..", "name is '..': it names the folder of the run"),
+        ("cluster.num_nodes=0", "cluster.num_nodes is 0: it must be a whole number of 1 or more. Set 1 or more."),
+        ("trainer.deterministic=on-gpu", "trainer.deterministic is 'on-gpu'"),
+        ("trainer.min_epochs=3", "trainer.min_epochs is 3: the run ends at max_epochs. trainer.max_epochs is 1. Set 1 or less"),
+        (
+            "trainer.check_val_every_n_epoch=null",
+            "trainer.check_val_every_n_epoch is null: validation is then counted in batches",
+        ),
+        ("optimizer.momentum=0.9", "optimizer.momentum is 0.9: it would be ignored. adamw has none."),
     ],
 )
 def test_a_value_that_cannot_be_honoured_is_refused_by_its_full_key(override: str, start: str):
@@ -125,8 +141,13 @@ def test_sizes_that_do_not_multiply_to_the_world_name_those_that_do():
     text = _refusal("strategy.tensor_parallel_size=3", "cluster.devices=8")
     assert text == (
         "strategy.tensor_parallel_size is 3: the product of the sizes must divide the number of processes. "
-        "3 (tensor) = 3 does not divide 8. Set 1, 2, 4 or 8, or cluster.devices=6 or 9."
+        "3 (tensor) = 3 does not divide 8. Set 1 or 2."  # 4 does not divide the heads, 2 and 3 copies not the batch
     )
+    text = _refusal("model=llama_tiny", "strategy.tensor_parallel_size=2", "cluster.devices=3")
+    assert text.endswith("2 (tensor) = 2 does not divide 3. Set cluster.devices=2 or 4.")
+    two_nodes = ("cluster.num_nodes=2", "cluster.name=other", "cluster.devices=3")
+    text = _refusal("model=llama_tiny", "strategy.pipeline_parallel_size=4", *two_nodes)
+    assert text.endswith("4 (pipeline) = 4 does not divide 6. Set 3, or cluster.devices=2 or 4.")
 
 
 def test_a_batch_that_does_not_split_is_refused():

@@ -48,7 +48,9 @@ def _round_trip(config: RunConfig) -> RunConfig:
 @given(text=TEXT, other=TEXT, number=st.floats(allow_nan=False, allow_infinity=False), whole=st.integers(-(2**53), 2**53))
 def test_a_configuration_survives_its_file(text: str, other: str, number: float, whole: int):
     model = {"_target_": "my.Module", "text": text, "deep": {"list": [other, number, whole, None, True]}}
-    config = replace(RunConfig(), name=other, seed=1, tags=(text, other), model=model, data={"_target_": "my.Data", "key": text})
+    config = replace(
+        RunConfig(), name=f"{other}x", seed=1, tags=(text, other), model=model, data={"_target_": "my.Data", "key": text}
+    )
     assert _round_trip(config) == config
 
 

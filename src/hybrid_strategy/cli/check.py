@@ -17,6 +17,7 @@ from hybrid_strategy.config.here import check_here
 from hybrid_strategy.config.messages import Shown
 from hybrid_strategy.config.plan import RunPlan, plan_of
 from hybrid_strategy.config.settings import RunConfig, StrategySettings
+from hybrid_strategy.config.text import check_length
 from hybrid_strategy.errors import ConfigError, did_you_mean, message
 from hybrid_strategy.reporting.console import make_console
 
@@ -71,6 +72,7 @@ def check(config: RunConfig, settings: dict[str, int | float]) -> ParityReport:
     planned = plan_of(config)
     _refuse(config, planned)
     check_here(config, planned.world)
+    check_length(config)
     from hybrid_strategy.parity.check import run_check
     from hybrid_strategy.parity.request import ParityOptions, make_request
 

@@ -13,7 +13,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import Checkpoint, ProgressBar
+from lightning.pytorch.callbacks import Checkpoint, DeviceStatsMonitor, LearningRateMonitor, ProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from hybrid_strategy.callbacks.beside import ForecastBesideMeasured
@@ -23,7 +23,7 @@ from hybrid_strategy.callbacks.status import STATUS_FILE, RunStatus
 from hybrid_strategy.checkpoint.verify import read_meta
 from hybrid_strategy.config.build import build_all, build_data, build_module, build_trainer
 from hybrid_strategy.config.forecasting import doubt_of, expected, forecast_of
-from hybrid_strategy.config.plan import RunPlan, plan_of
+from hybrid_strategy.config.plan import RunPlan, by_full_key, plan_of
 from hybrid_strategy.config.settings import RunConfig
 from hybrid_strategy.config.storage import PREEMPTED_FILE, RESULT_FILE, as_values, read_config, yaml_of
 from hybrid_strategy.config.targets import BY_TARGET, CsvSettings, TensorBoardSettings, WandbSettings
@@ -49,6 +49,8 @@ def run(run_dir: Path) -> None:
         fit(run_dir)
     except MisconfigurationException as error:
         raise ConfigError(str(error)) from error
+    except ConfigError as error:  # of the strategy, the model or the data, which know their own arguments
+        raise type(error)(by_full_key(str(error))) from error
 
 
 def fit(run_dir: Path) -> None:
@@ -104,8 +106,14 @@ def logger_settings(config: RunConfig) -> dict[str, Any]:
 
 
 def _allowed(config: RunConfig, callbacks: list[Any]) -> list[Any]:
-    """The callbacks without those that a Trainer with these switches refuses to have."""
-    switches = ((config.trainer.enable_progress_bar, ProgressBar), (config.trainer.enable_checkpointing, Checkpoint))
+    """The callbacks without those that a Trainer with these switches, or without a logger, refuses to have."""
+    logs = any(values is not None for values in config.logger.values())
+    switches = (
+        (config.trainer.enable_progress_bar, ProgressBar),
+        (config.trainer.enable_checkpointing, Checkpoint),
+        (logs, LearningRateMonitor),
+        (logs, DeviceStatsMonitor),
+    )
     unwanted = tuple(kind for switch, kind in switches if switch is False)
     return [each for each in callbacks if not isinstance(each, unwanted)]
 

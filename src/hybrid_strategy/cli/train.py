@@ -23,6 +23,7 @@ from hybrid_strategy.config.plan import RunPlan, plan_of
 from hybrid_strategy.config.resume import find_checkpoint, newest_checkpoint
 from hybrid_strategy.config.settings import RunConfig
 from hybrid_strategy.config.storage import PLAN_FILE, RESULT_FILE, write_config
+from hybrid_strategy.config.text import check_length
 from hybrid_strategy.errors import ConfigError, HybridError, message
 from hybrid_strategy.launch.job import Job, Launcher
 from hybrid_strategy.launch.one_run import only_run
@@ -54,9 +55,11 @@ def _check(config: RunConfig) -> tuple[RunPlan, Found, Launcher]:
     planned = plan_of(config)
     if planned.world.num_nodes > 1:
         rule = "the local launcher starts the processes of one machine"
-        raise ConfigError(message("cluster.num_nodes", planned.world.num_nodes, rule, "", "Set 1"))
+        advice = "Set 1, or hydra/launcher=slurm to submit it"
+        raise ConfigError(message("cluster.num_nodes", planned.world.num_nodes, rule, "", advice))
     check_here(config, planned.world)
     check_folders(config)
+    check_length(config)
     launcher: Launcher = registry.find("launch.launchers", config.cluster.launcher, "cluster.launcher")
     return planned, find_checkpoint(config), launcher
 

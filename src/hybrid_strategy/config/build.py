@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     from hybrid_strategy.strategy.hybrid import HybridParallelStrategy
 
+_NULL_IS_A_VALUE = ("check_val_every_n_epoch",)
+"""Of the Trainer's arguments: validation is counted in batches over all epochs. Elsewhere null stands for Lightning's default."""
+
 
 def make(values: Mapping[str, Any], key: str) -> Any:
     """The object that a mapping with `_target_` describes, in Hydra's words: `_args_`, `_partial_`, nested objects.
@@ -106,7 +109,7 @@ def build_trainer(config: RunConfig, planned: RunPlan, callbacks: list[Any], log
     import lightning.pytorch as pl
 
     world = planned.world
-    given = {name: value for name, value in vars(config.trainer).items() if value is not None}
+    given = {name: value for name, value in vars(config.trainer).items() if value is not None or name in _NULL_IS_A_VALUE}
     return pl.Trainer(
         **given
         | {

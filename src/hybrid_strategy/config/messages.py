@@ -19,6 +19,7 @@ HYDRA_ERRORS: tuple[type[Exception], ...] = (HydraException, OmegaConfBaseExcept
 _FULL_KEY = re.compile(r"full_key: (\S+)")
 _VALUE = re.compile(r"^Value (.*) of type '(\w+)'", re.DOTALL)
 _FILE = re.compile(r"^In '([^']*)'")
+_ABSENT = re.compile(r"^Could not delete from config\. '(.*)' does not exist\.")
 _AMBIGUOUS = re.compile(r"^Ambiguous value for argument '(.*)'$", re.MULTILINE)
 
 
@@ -83,6 +84,9 @@ def explained(
         values = f"Quote it: {quoted(ambiguous[1])}; or {name}=[{value}] for a list, or {sweep}"
         advice = f"Set one of them, or {sweep}" if name in GROUPS or "/" in name else values
         return ConfigError(message(name, Shown(value), "a comma separates the values of a sweep", "", advice))
+    absent = _ABSENT.search(str(error))
+    if absent is not None:
+        return ConfigError(message(absent[1], Shown("deleted"), "there is no such key", "", "Leave it out"))
     text, key = _deepest(error)
     if key is None:
         return ConfigError(text.strip())

@@ -21,6 +21,9 @@ from hybrid_strategy.errors import ConfigError, message
 OWN = "own"
 """The option of `model` and `data` that holds nothing but a `_target_`."""
 
+_OPTIONAL = ("callbacks", "logger", "experiment", "debug", "sweeps")
+"""Groups that a run may be without."""
+
 _ELSEWHERE = {
     "trainer.devices": "cluster.devices",
     "trainer.num_nodes": "cluster.num_nodes",
@@ -109,6 +112,11 @@ def _check(override: Override, text: str) -> str:
         if value is None:
             advice = "Set a name, or leave it out"
         raise ConfigError(message(key, Shown(_value_text(override)), rule, "", advice))
+    if key in GROUPS and key not in _OPTIONAL and override.is_delete():
+        raise ConfigError(message(key, Shown("deleted"), "every run has one", "", f"Set {key}=<option>, or leave it out"))
+    if key in GROUPS and (override.is_add() or override.is_force_add()):
+        rule = "every group is there already, and has one option"
+        raise ConfigError(message(key, Shown("added"), rule, "", f"Set {key}={_value_text(override)}"))
     if root.partition("/")[0] == "hydra" or "/" in key or override.package is not None or key in GROUPS:
         return text
     unknown = known_keys(RunConfig, key)
@@ -118,6 +126,9 @@ def _check(override: Override, text: str) -> str:
         if where in _ELSEWHERE:
             raise ConfigError(message(where, shown, "there is no such key", "", f"Set {_ELSEWHERE[where]}"))
         raise no_such_key(where, shown, names if "." in where else [*names, "experiment", "debug"])
+    if override.is_delete() and root not in ("callbacks", "logger", "model", "data"):
+        rule = "another default than that of its option would stand there"
+        raise ConfigError(message(key, Shown("deleted"), rule, "", f"Set {key}=<value>, or leave it out"))
     if root in OPEN_GROUPS and "." in key and not text.startswith(("+", "~")):
         return f"++{text}"
     return text

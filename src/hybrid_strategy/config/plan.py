@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -14,9 +15,10 @@ from hybrid_strategy.config.world import World, world_of
 from hybrid_strategy.errors import ConfigError, message
 from hybrid_strategy.planning.batches import MICROBATCHES_PER_RANK, resolve_batch
 from hybrid_strategy.planning.build_plan import Decisions, build_plan
+from hybrid_strategy.planning.choices import one_of
 from hybrid_strategy.planning.compiler import check_compiler
-from hybrid_strategy.planning.layouts import check_layout, find_schedule, resolve_layout
-from hybrid_strategy.planning.refusals import check_reduce_dtype
+from hybrid_strategy.planning.layouts import Fits, check_layout, find_schedule, resolve_layout
+from hybrid_strategy.planning.refusals import check_reduce_dtype, check_when_busy
 from hybrid_strategy.planning.staging import checkpoint_bytes, staging_bytes
 from hybrid_strategy.spec.batch import BatchSpec
 from hybrid_strategy.spec.layout import Layout
@@ -31,7 +33,7 @@ _FULL_KEYS = {each.name: f"strategy.{each.name}" for each in fields(StrategySett
 }
 _LAYOUT = (*(axis for axis in AXES if axis not in ("num_microbatches", "micro_batch_size")), "compile")
 _KEY = re.compile(rf"(?<![\w.])({'|'.join(_FULL_KEYS)})(?==| is )")
-_PROCESSES = re.compile(r"start ([\d, or]+) process(es)?")
+_PROCESSES = re.compile(r"([Ss])tart ([\d, or]+) process(es)?")
 
 
 @dataclass(frozen=True)
@@ -61,30 +63,55 @@ def plan_of(config: RunConfig) -> RunPlan:
         strategy, reasons = settled(config, world)
         plan = _with_staging(_planned(replace(config, strategy=strategy), world), config, world.size)
     except ConfigError as error:
-        raise type(error)(by_full_key(str(error))) from error
+        raise type(error)(by_full_key(str(error), world.num_nodes)) from error
     return RunPlan(world, replace(plan, reasons=(*plan.reasons, *reasons)), strategy)
 
 
-def by_full_key(text: str) -> str:
+def by_full_key(text: str, num_nodes: int = 1) -> str:
     """A refusal of the planning floor, which knows the strategy's arguments, in the words of the configuration.
 
     >>> by_full_key("sharding is 'zero1': no. Set schedule=1F1B, or start 2 processes.")
     "strategy.sharding is 'zero1': no. Set strategy.schedule=1F1B, or cluster.devices=2."
     """
-    return _PROCESSES.sub(r"cluster.devices=\1", _KEY.sub(lambda found: _FULL_KEYS[found[1]], text))
+
+    def devices(found: re.Match[str]) -> str:
+        counts = [int(each) for each in re.findall(r"\d+", found[2])]
+        if any(count % num_nodes for count in counts):
+            return found[0]
+        return f"{'Set ' if found[1] == 'S' else ''}cluster.devices={one_of(count // num_nodes for count in counts)}"
+
+    return _PROCESSES.sub(devices, _KEY.sub(lambda found: _FULL_KEYS[found[1]], text))
 
 
 def _planned(config: RunConfig, world: World) -> Plan:
     check_reduce_dtype(config.strategy.reduce_dtype)
-    layout = resolve_layout(world_size=world.size, **{name: getattr(config.strategy, name) for name in _LAYOUT})
+    check_when_busy(config.strategy.checkpoint_when_busy, config.strategy.asynchronous_checkpoint)
     if config.strategy.compile and config.cluster.name == "local":  # of another machine nothing is known here
         check_compiler(world.accelerator)
-    shape = shape_of(config)
+    return _plan(config, *_checked(config, world, lambda sizes, processes: _would_do(config, world, sizes, processes)))
+
+
+def _checked(config: RunConfig, world: World, fits: Fits | None) -> tuple[Layout, BatchSpec, ModelShape | None]:
+    """Layout, batch and shape, which go together."""
+    sizes = {name: getattr(config.strategy, name) for name in _LAYOUT}
+    layout, shape = resolve_layout(world_size=world.size, fits=fits, **sizes), shape_of(config)
     batch, known = _batch(config, layout)
     nodes = world.devices if world.num_nodes > 1 else None
     follows = config.cluster.name == "local" and config.cluster.devices == "auto" and world.accelerator == "cpu"
     check_layout(layout, shape=shape, batch=batch if known else None, gpus_per_node=nodes, world_follows=follows)
-    return _plan(config, layout, batch, shape)
+    return layout, batch, shape
+
+
+def _would_do(config: RunConfig, world: World, sizes: Mapping[str, int], processes: int) -> bool:
+    """Would a run with these sizes instead be accepted?"""
+    if processes % world.num_nodes:
+        return False
+    other = replace(config, strategy=replace(config.strategy, **sizes))  # type: ignore[arg-type]
+    try:
+        _checked(other, replace(world, devices=processes // world.num_nodes), None)
+    except ConfigError:
+        return False
+    return True
 
 
 def _with_staging(plan: Plan, config: RunConfig, world_size: int) -> Plan:

@@ -62,6 +62,8 @@ _BETAS = Range(
 )
 _UNLIMITED = _from(-1, "it must be 0 or more, or -1 for no limit")
 _NAMED = Range(lambda value: bool(value.strip()), "it is empty", "Set a path, or leave it out")
+_NAME = Range(lambda value: bool(value.strip(". ")), "it names the folder of the run", "Set a name, or leave it out")
+_EXACT = Range(lambda value: value in (True, False, "warn"), "there is no such way", "Set true, false or warn")
 _MODE = _one_of("min", "max")
 _SIZE = Range(
     lambda value: not isinstance(value, int) or 0 < value <= LARGEST_SIZE,
@@ -71,6 +73,7 @@ _SIZE = Range(
 _LAYERS = _within(1, 100_000)
 
 RANGES: Mapping[str, Range] = {
+    "name": _NAME,
     "seed": _SEED,
     "strategy.seed": _SEED,
     **{f"strategy.{each}_size": _SIZE for each in ("data_parallel", "tensor_parallel", "pipeline_parallel", "context_parallel")},
@@ -112,6 +115,8 @@ RANGES: Mapping[str, Range] = {
     "trainer.check_val_every_n_epoch": _from(1),
     "trainer.num_sanity_val_steps": _from(-1),
     "trainer.log_every_n_steps": _from(0),
+    "trainer.accumulate_grad_batches": _from(1),
+    "trainer.deterministic": _EXACT,
     "trainer.gradient_clip_val": _from(0),
     "trainer.gradient_clip_algorithm": _one_of("norm", "value"),
     "trainer.reload_dataloaders_every_n_epochs": _from(0),

@@ -15,7 +15,7 @@ from hybrid_strategy.config.door import door, from_plain
 from hybrid_strategy.config.folders import name_folder, new_stamp
 from hybrid_strategy.config.hugging_face import with_sizes
 from hybrid_strategy.config.literal import escape
-from hybrid_strategy.config.messages import explained
+from hybrid_strategy.config.messages import Shown, explained
 from hybrid_strategy.config.ranges import check_ranges
 from hybrid_strategy.config.settings import OPEN_GROUPS, ClusterSettings, RunConfig
 from hybrid_strategy.config.targets import open_kinds
@@ -79,6 +79,9 @@ def from_values(values: Mapping[str, Any]) -> RunConfig:
 
 def _typed(group: str, values: dict[str, Any]) -> dict[str, Any]:
     """The values of an open group with defaults and types where `_target_` is known."""
+    if group in ("model", "data") and values.get("_target_") is None:
+        rule, advice = "it names the class", f"Set {group}=<option>, or {group}._target_=<module.Class>"
+        raise ConfigError(message(f"{group}._target_", Shown("missing"), rule, "", advice))
     if group == "model":
         values = with_sizes(values)
     for path, kind in open_kinds(group, values).items():

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from hybrid_strategy import registry
+from hybrid_strategy.config.messages import Shown
 from hybrid_strategy.config.settings import AUTO, STRATEGY_TARGET, RunConfig
 from hybrid_strategy.config.targets import TEXT_DATA, shape_of
 from hybrid_strategy.errors import ConfigError, ModelError, did_you_mean, message
 from hybrid_strategy.planning.learning_rate import RULES, SCHEDULES
 from hybrid_strategy.spec.families import shape_refusal
 from hybrid_strategy.spec.parallel_plan import plan_from
+from hybrid_strategy.spec.training import OptimizerSpec
 
 PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true", "64-true")
 MATMUL_PRECISIONS = ("highest", "high", "medium")
@@ -53,9 +55,9 @@ def check_words(config: RunConfig) -> None:
             )
         )
     _check_sizes(config)
+    _check_nothing_ignored(config)
     if isinstance(config.strategy.parallel_plan, Mapping):
         plan_from(config.strategy.parallel_plan, "strategy.parallel_plan")
-    _check_at_least(config)
     _check_text_fits_model(config)
 
 
@@ -125,17 +127,20 @@ def _check_sizes(config: RunConfig) -> None:
             )
 
 
-def _check_at_least(config: RunConfig) -> None:
-    for key, value, least in (
-        ("seed", config.seed, 0),
-        ("cluster.num_nodes", config.cluster.num_nodes, 1),
-        ("trainer.accumulate_grad_batches", config.trainer.accumulate_grad_batches, 1),
-        ("trainer.max_steps", config.trainer.max_steps, -1),
-        ("learning_rate.warmup_tokens", config.learning_rate.warmup_tokens, 0),
-        ("learning_rate.base_batch_size", config.learning_rate.base_batch_size, 0),
-        ("learning_rate.warmup_steps", config.learning_rate.warmup_steps, 0),
-        ("optimizer.learning_rate", config.optimizer.learning_rate, 0),
-        ("optimizer.weight_decay", config.optimizer.weight_decay, 0),
-    ):
-        if value < least:
-            raise ConfigError(message(key, value, f"it must be {least} or more", "", f"Set {least} or more"))
+def _check_nothing_ignored(config: RunConfig) -> None:
+    """Settings that would do nothing beside the others."""
+    trainer, optimizer, unset = config.trainer, config.optimizer, OptimizerSpec()
+    interval = trainer.val_check_interval
+    if trainer.check_val_every_n_epoch is None and (not isinstance(interval, int) or isinstance(interval, bool)):
+        rule, numbers = "validation is then counted in batches over all epochs", f"trainer.val_check_interval is {interval}"
+        advice = "Set trainer.val_check_interval to a whole number, or trainer.check_val_every_n_epoch=1"
+        raise ConfigError(message("trainer.check_val_every_n_epoch", Shown("null"), rule, numbers, advice))
+    for least, most in (("min_steps", "max_steps"), ("min_epochs", "max_epochs")):
+        lower, upper = getattr(trainer, least), getattr(trainer, most)
+        if lower is not None and upper is not None and 0 <= upper < lower:
+            numbers, advice = f"trainer.{most} is {upper}", f"Set {upper} or less, or a larger trainer.{most}"
+            raise ConfigError(message(f"trainer.{least}", lower, f"the run ends at {most}", numbers, advice))
+    for key, name in (("momentum", "adamw"), ("betas", "sgd"), ("eps", "sgd")):
+        if optimizer.name == name and getattr(optimizer, key) != getattr(unset, key):
+            rule, numbers = "it would be ignored", f"{name} has none"
+            raise ConfigError(message(f"optimizer.{key}", getattr(optimizer, key), rule, numbers, "Leave it out"))

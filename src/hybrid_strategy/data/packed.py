@@ -33,8 +33,8 @@ class PackedTokens(Dataset[dict[str, torch.Tensor]]):
         count = self.file.header.count
         if sequence_length < 1 or count <= sequence_length:
             rule = "it must be positive and less than the number of tokens"
-            numbers = f"{self.path} has {count:,} tokens"
-            raise DataError(message("sequence_length", sequence_length, rule, numbers, "Set a shorter one or give more text"))
+            numbers, shorter = f"{self.path} has {count:,} tokens", f"Set {count - 1} or less, or give" if count > 1 else "Give"
+            raise DataError(message("sequence_length", sequence_length, rule, numbers, f"{shorter} more text"))
 
     @property
     def file(self) -> TokenFile:

@@ -32,6 +32,8 @@ TRAINING_BYTES = 32 << 20
 """The tokenizer is trained on at most so much text, taken evenly from all documents."""
 
 _ENCODED_BYTES = 4 << 20
+SMALL_BYTES = 1 << 20
+"""So much text is prepared within a second."""
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """`progress(phase, done_bytes, total_bytes)`; the phases are "tokenizer" and "tokens"."""
@@ -92,6 +94,17 @@ def prepare_text(spec: TextSpec, progress: Progress | None = None) -> PreparedTe
                 _make(folder, corpus, digest, spec, progress or _silent)
         write_json(stamp, {"key": folder.name})
     return _opened(folder, spec.vocab_size)
+
+
+def prepared_or_small(spec: TextSpec) -> PreparedText | None:
+    """Token files that are there, or are made in a moment; None where preparing this text takes its time.
+
+    Raises:
+        DataError: as of `prepare_text`.
+    """
+    corpus, root = find_corpus(spec.files, spec.max_bytes), cache_folder(spec.cache_dir) / "text"
+    known = _remembered(root / "stamps" / f"{_hash(corpus.stamp(), spec)}.json", root)
+    return prepare_text(spec) if known is not None or corpus.size_bytes <= SMALL_BYTES else None
 
 
 def _check(spec: TextSpec) -> None:

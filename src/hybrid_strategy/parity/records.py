@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from hybrid_strategy.errors import DataError, message
 from hybrid_strategy.parity.files import RECORD_FILE, rank_folder, tensor_file
 from hybrid_strategy.spec.shard import ShardSpec
 
@@ -95,7 +96,11 @@ class RankRecord:
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.rank, self._folder = rank, rank_folder(folder, rank)
-        self.facts: dict[str, Any] = json.loads((self._folder / RECORD_FILE).read_text(encoding="utf-8"))
+        path = self._folder / RECORD_FILE
+        if not path.is_file():  # Lightning has left `fit` before its first batch
+            rule, advice = "a check compares steps, and none ran", "Give a training loader of one batch or more"
+            raise DataError(message("num_training_batches", 0, rule, "", advice))
+        self.facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         specs = (ShardSpec(**{key: _tuples(value) for key, value in each.items()}) for each in self.facts["pieces"])
         self.specs = {spec.name: spec for spec in specs}
 

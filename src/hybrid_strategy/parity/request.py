@@ -135,6 +135,10 @@ def _check_trainer(given: Mapping[str, Any]) -> None:
         if given.get(key) not in (None, False):
             rule = "both runs get it from the check itself"
             raise ConfigError(message(f"trainer.{key}", given[key], rule, "", "Leave it out"))
+    for key in ("max_steps", "max_epochs", "limit_train_batches"):
+        if given.get(key) == 0:
+            rule = "a check compares steps, and none would run"
+            raise ConfigError(message(f"trainer.{key}", given[key], rule, "", "Set 1 or more, or leave it out"))
 
 
 def made(source: Any, kind: type | tuple[type, ...], key: str) -> Any:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
+from itertools import islice
 
 SHOWN = 6
 
@@ -71,10 +72,12 @@ def alone(sizes: Mapping[str, int], key: str, target: int, exact: bool) -> list[
     return [target // others] if exact else list(divisors(target // others))
 
 
-def together(sizes: Mapping[str, int], target: int, exact: bool, count: int = 3) -> list[dict[str, int]]:
-    """The nearest sets of sizes, all free, whose product equals (`exact`) or divides `target`; sizes of 1 stay.
+def together(
+    sizes: Mapping[str, int], target: int, exact: bool, allowed: Callable[[Mapping[str, int]], bool], count: int = 3
+) -> list[dict[str, int]]:
+    """The nearest allowed sets of sizes, all free, whose product equals (`exact`) or divides `target`; sizes of 1 stay.
 
-    >>> together({"a": 3, "b": 3, "c": 1}, 8, exact=True, count=2)
+    >>> together({"a": 3, "b": 3, "c": 1}, 8, exact=True, allowed=lambda each: True, count=2)
     [{'a': 2, 'b': 4}, {'a': 4, 'b': 2}]
     """
     names = [name for name, size in sizes.items() if size > 1]
@@ -82,7 +85,8 @@ def together(sizes: Mapping[str, int], target: int, exact: bool, count: int = 3)
         (round(sum(abs(math.log(value / sizes[name])) for name, value in zip(names, values, strict=True)), 9), values)
         for values in _factorisations(target, len(names), exact)
     ]
-    return [dict(zip(names, values, strict=True)) for _, values in sorted(found)[:count]]
+    sets = (dict(zip(names, values, strict=True)) for _, values in sorted(found))
+    return list(islice((each for each in sets if allowed(each)), count))
 
 
 def _factorisations(target: int, count: int, exact: bool) -> Iterator[tuple[int, ...]]:

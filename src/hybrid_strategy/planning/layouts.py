@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias, cast
 
 from hybrid_strategy import registry
 from hybrid_strategy.errors import LayoutError, did_you_mean, message
@@ -18,6 +18,9 @@ from hybrid_strategy.spec.batch import BatchSpec
 from hybrid_strategy.spec.layout import ACTIVATION_CHECKPOINTS, SHARDINGS, Layout
 from hybrid_strategy.spec.model_shape import ModelShape
 from hybrid_strategy.spec.schedule import Refusal, Schedule
+
+Fits: TypeAlias = Callable[[Mapping[str, int], int], bool]
+"""`fits(sizes, processes)`: would these sizes, for those that were given, be right for the model and the batch as well?"""
 
 _SHORT = {
     "data_parallel_size": "data",
@@ -53,6 +56,7 @@ def resolve_layout(
     stages_per_rank: int | None = None,
     activation_checkpoint: str = "none",
     compile: bool = False,
+    fits: Fits | None = None,
 ) -> Layout:
     """The layout of `world_size` processes, checked for everything that needs no model and no batch.
 
@@ -61,6 +65,7 @@ def resolve_layout(
         data_parallel_size: `"auto"` takes the processes that the other sizes leave.
         stages_per_rank: None takes the schedule's own default (1 where there is no pipeline).
         schedule: in any case; the layout holds its own spelling.
+        fits: which sizes are worth advising; default: all that multiply to the number of processes.
 
     The other arguments are the fields of `Layout`.
 
@@ -83,7 +88,7 @@ processes. 3 (tensor) = 3 does not divide 8. Set 1, 2, 4 or 8, or start 6 or 9 p
     if data_parallel_size != "auto":
         sizes["data_parallel_size"] = cast(int, data_parallel_size)
     check_whole({"world_size": world_size, **sizes, "data_parallel_replicate_size": data_parallel_replicate_size})
-    raise_if(_product_refusal(world_size, sizes))
+    raise_if(_product_refusal(world_size, sizes, fits))
     part = find_schedule(schedule)
     if stages_per_rank is None:
         stages_per_rank = part.default_stages_per_rank if pipeline_parallel_size > 1 else 1
@@ -157,7 +162,7 @@ def _check_word(key: str, word: str, known: Sequence[str]) -> None:
         raise LayoutError(message(key, word, f"there is no {key} of this name", "", did_you_mean(str(word), known)))
 
 
-def _product_refusal(world_size: int, sizes: Mapping[str, int]) -> Refusal | None:
+def _product_refusal(world_size: int, sizes: Mapping[str, int], fits: Fits | None) -> Refusal | None:
     """Sizes that do not multiply to the world, or do not divide it where the data-parallel size is what is left."""
     exact, whole = "data_parallel_size" in sizes, math.prod(sizes.values())
     if whole == world_size if exact else world_size % whole == 0:
@@ -165,18 +170,41 @@ def _product_refusal(world_size: int, sizes: Mapping[str, int]) -> Refusal | Non
     rule = "the sizes must multiply to" if exact else "the product of the sizes must divide"
     factors = " x ".join(f"{size} ({_SHORT[key]})" for key, size in sizes.items() if size > 1) or "1"
     numbers = f"{factors} = {whole}{', not' if exact else ' does not divide'} {world_size}"
-    worlds = [whole] if exact else nearest_multiples(world_size, whole)
-    start = f"start {one_of(worlds)} process{'es' if worlds != [1] else ''}"
-    repairs = {key: alone(sizes, key, world_size, exact) for key, size in sizes.items() if size > 1 or exact}
-    culprits = [key for key, values in repairs.items() if values]
+    key, repair = _repair(world_size, sizes, exact, fits or _all_fit)
+    start = _processes(world_size, sizes, exact, fits or _all_fit)
+    if not repair and not start:  # something else is wrong as well, whatever the sizes
+        (key, repair), start = _repair(world_size, sizes, exact, _all_fit), _processes(world_size, sizes, exact, _all_fit)
+    advice = ", or ".join(part for part in (repair, start) if part)
+    return key, sizes[key], f"{rule} the number of processes", numbers, advice[:1].upper() + advice[1:]
+
+
+def _all_fit(sizes: Mapping[str, int], processes: int) -> bool:
+    return True
+
+
+def _repair(world_size: int, sizes: Mapping[str, int], exact: bool, fits: Fits) -> tuple[str, str]:
+    """The size to change, and the values that would do for this number of processes: of that one alone, else of all together."""
+    alones = {key: alone(sizes, key, world_size, exact) for key, size in sizes.items() if size > 1 or exact}
+    fitting = {key: [each for each in found if fits({**sizes, key: each}, world_size)] for key, found in alones.items()}
+    culprits = [key for key, values in fitting.items() if values]
     if culprits:
         key = min(culprits, key=lambda each: (world_size % sizes[each] == 0, each != "data_parallel_size"))
-        advice = f"Set {one_of(nearest(repairs[key], sizes[key]))}, or {start}"
-    else:
-        key = max(sizes, key=lambda each: (world_size % sizes[each] != 0, sizes[each]))
-        sets = together(sizes, world_size, exact)
-        advice = f"Set {one_of(' and '.join(f'{name}={size}' for name, size in each.items()) for each in sets)}, or {start}"
-    return key, sizes[key], f"{rule} the number of processes", numbers, advice
+        return key, f"set {one_of(nearest(fitting[key], sizes[key]))}"
+    key = max(sizes, key=lambda each: (world_size % sizes[each] != 0, sizes[each]))
+    sets = together(sizes, world_size, exact, lambda each: fits({**sizes, **each}, world_size))
+    named = [" and ".join(f"{name}={size}" for name, size in each.items()) for each in sets]
+    return key, f"set {one_of(named)}" if named else ""
+
+
+def _processes(world_size: int, sizes: Mapping[str, int], exact: bool, fits: Fits) -> str:
+    """How many processes these sizes are right for, next to the number that there is."""
+    whole = math.prod(sizes.values())
+    below = range(world_size // whole * whole, 0, -whole)
+    above = range(world_size // whole * whole + whole, 4 * max(world_size, whole) + 1, whole)
+    sides: tuple[Iterable[int], ...] = ([whole],) if exact else (below, above)
+    found = [next((each for each in side if fits(sizes, each)), 0) for side in sides]
+    worlds = [each for each in found if each]
+    return f"start {one_of(worlds)} process{'es' if worlds != [1] else ''}" if worlds else ""
 
 
 def _ignored_refusal(layout: Layout) -> Refusal | None:

@@ -39,6 +39,14 @@ def check_switch(key: str, value: object) -> None:
         raise ConfigError(message(key, value, "it must be true or false", "", "Set true or false"))
 
 
+def check_when_busy(way: str, asynchronous: bool) -> None:
+    """Refuses `skip` where every checkpoint is finished before the next one comes."""
+    if way == "skip" and not asynchronous:
+        rule = "it leaves out checkpoints that come while another is being written in the background, and would be ignored"
+        numbers, advice = "asynchronous_checkpoint is False", "Set wait, or asynchronous_checkpoint=true"
+        raise ConfigError(message("checkpoint_when_busy", way, rule, numbers, advice))
+
+
 def check_reduce_dtype(name: object) -> None:
     """Refuses a type in which gradients cannot be summed; None is the gradients' own type.
 

@@ -100,10 +100,14 @@ class ClusterSpec:
     measured: bool = False
 
     def __post_init__(self) -> None:
-        for key in ("num_nodes", "gpus_per_node", "memory_bytes", "peak_flops", "memory_bytes_per_second"):
-            value = getattr(self, key)
-            if not value > 0:
-                raise ConfigError(message(f"cluster.{key}", value, "it must be more than 0", "", f"Set cluster.{key}"))
+        for key in ("num_nodes", "gpus_per_node"):
+            if getattr(self, key) < 1:
+                rule = "it must be a whole number of 1 or more"
+                raise ConfigError(message(f"cluster.{key}", getattr(self, key), rule, "", "Set 1 or more"))
+        for key in ("memory_bytes", "peak_flops", "memory_bytes_per_second"):
+            if not getattr(self, key) > 0:
+                advice = "Set more than 0, or leave it out"
+                raise ConfigError(message(f"cluster.{key}", getattr(self, key), "it must be more than 0", "", advice))
 
     @property
     def num_gpus(self) -> int:

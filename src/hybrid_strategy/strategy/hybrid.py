@@ -38,7 +38,7 @@ from hybrid_strategy.strategy.known_callbacks import adapt_callbacks, prepare_ca
 from hybrid_strategy.strategy.made_before import MadeBefore, recall, remember
 from hybrid_strategy.strategy.manual import ManualStep, check_manual_optimization
 from hybrid_strategy.strategy.optimizer_check import check_optimizers
-from hybrid_strategy.strategy.options import make_options, refuse_synchronised_norms
+from hybrid_strategy.strategy.options import check_before_start, make_options, refuse_synchronised_norms
 from hybrid_strategy.strategy.precision import adapt_precision
 from hybrid_strategy.strategy.predictions import gather_predictions
 from hybrid_strategy.strategy.run_seed import agree_on_seed, run_seed
@@ -182,6 +182,7 @@ class HybridParallelStrategy(StopHooks):
         environment = self.cluster_environment
         assert environment is not None  # set by the Trainer before
         self._layout = None
+        check_before_start(self.options, self.root_device.type)
         if self.layout.compile:
             check_compiler(self.root_device.type)
         if not environment.creates_processes_externally and self.num_processes * self.num_nodes > 1:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from torch.distributed import Backend
@@ -18,6 +21,7 @@ from hybrid_strategy.planning.refusals import (
     LARGEST_SEED,
     check_reduce_dtype,
     check_switch,
+    check_when_busy,
     check_whole,
 )
 from hybrid_strategy.spec.layout import Layout
@@ -97,7 +101,8 @@ def make_options(**given: Any) -> Options:
     wholes = ("num_microbatches", "micro_batch_size")
     check_whole({key: given[key] for key in wholes if given[key] is not None})
     check_reduce_dtype(given["reduce_dtype"])
-    check_switch("compile", given["compile"])
+    for key in ("compile", "sequence_parallel", "asynchronous_checkpoint"):
+        check_switch(key, given[key])
     _check_values(given)
     given["timeout"] = _time(given["timeout"])
     for key in ("sharding", "activation_checkpoint"):
@@ -106,10 +111,11 @@ def make_options(**given: Any) -> Options:
     check_layout(Layout(sharding=given["sharding"], activation_checkpoint=given["activation_checkpoint"]))
     for key, ways in (("checkpoint_error", CHECKPOINT_ERROR), ("checkpoint_when_busy", CHECKPOINT_WHEN_BUSY)):
         if given[key] not in ways:
-            advice = did_you_mean(given[key], ways)
+            advice = did_you_mean(str(given[key]), ways)
             raise ConfigError(message(key, given[key], "there is no such way", "", advice))
+    check_when_busy(given["checkpoint_when_busy"], given["asynchronous_checkpoint"])
     if given["stage_cuts"] is not None:
-        given["stage_cuts"] = tuple(given["stage_cuts"])
+        given["stage_cuts"] = _cuts(given["stage_cuts"])
     if isinstance(given["parallel_plan"], Mapping):
         given["parallel_plan"] = plan_from(given["parallel_plan"])
     return Options(**given)
@@ -118,7 +124,7 @@ def make_options(**given: Any) -> Options:
 def _check_values(given: Mapping[str, Any]) -> None:
     """What a type alone does not say."""
     seed, backend, plan = (given[key] for key in ("seed", "process_group_backend", "parallel_plan"))
-    if seed is not None and not (isinstance(seed, int) and 0 <= seed <= LARGEST_SEED):
+    if seed is not None and not (isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed <= LARGEST_SEED):
         rule = f"a seed is a whole number of 0 to {LARGEST_SEED}"
         raise ConfigError(message("seed", seed, rule, "", "Set such a number"))
     known = Backend.backend_list
@@ -126,16 +132,44 @@ def _check_values(given: Mapping[str, Any]) -> None:
         if part.split(":")[-1].lower() not in known:
             advice = did_you_mean(part, known)
             raise ConfigError(message("process_group_backend", backend, "torch has no such backend", "", advice))
+    for key, what in (("module", "the name of a submodule"), ("initial_weights", "a path")):
+        if given[key] is not None and not (isinstance(given[key], str | PathLike) and str(given[key]).strip()):
+            raise ConfigError(message(key, given[key], f"it must be {what}", "", f"Set {what}, or leave it out"))
     if plan is not None and not isinstance(plan, (ParallelPlan, Mapping)):
         advice = "Set a ParallelPlan, or leave it out"
         raise ConfigError(message("parallel_plan", plan, "it must be a ParallelPlan, or a mapping of its fields", "", advice))
 
 
+def _cuts(given: Any) -> tuple[int, ...]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        advice = "Set a list such as [3, 6], or leave it out"
+        raise ConfigError(message("stage_cuts", given, "it is the first unit of every stage but the first", "", advice))
+    return tuple(given)
+
+
 def _time(given: Any) -> timedelta:
-    found = timedelta(seconds=given) if isinstance(given, (int, float)) and not isinstance(given, bool) else given
+    found = given
+    if isinstance(given, (int, float)) and not isinstance(given, bool):
+        with suppress(OverflowError, ValueError):  # of what is not finite
+            found = timedelta(seconds=given)
     if not isinstance(found, timedelta) or found <= timedelta(0):
         raise ConfigError(message("timeout", given, "it is seconds, or a timedelta, of more than 0", "", "Set such as 1800"))
     return found
+
+
+def check_before_start(options: Options, device_type: str) -> None:
+    """What every process would refuse, seen by the one that starts them.
+
+    Raises:
+        ConfigError: a file of weights that is not there, a backend that does not work on this device.
+    """
+    weights, backend = options.initial_weights, options.process_group_backend
+    if weights is not None and not Path(weights).expanduser().exists():
+        rule, numbers = "there is no such file or folder", f"Looked from {Path.cwd()}"
+        raise ConfigError(message("initial_weights", weights, rule, numbers, "Set one that exists"))
+    if device_type == "cpu" and backend is not None and backend.lower() == "nccl":
+        rule, advice = "NCCL works on GPUs only", "Set gloo, or leave it out"
+        raise ConfigError(message("process_group_backend", backend, rule, "The ranks run on the CPU", advice))
 
 
 def refuse_synchronised_norms(layout: Layout) -> None:

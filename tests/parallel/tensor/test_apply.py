@@ -10,9 +10,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from hybrid_strategy.errors import ModelError
 from hybrid_strategy.models.llama import Llama
 from hybrid_strategy.parallel.tensor.apply import apply_tensor_parallel
 from hybrid_strategy.spec.model_shape import ModelShape
+from hybrid_strategy.spec.parallel_plan import ParallelPlan
 from tests.support.collectives import CountCollectives
 from tests.support.ranks import run_ranks
 from tests.support.tensor_models import Case, train
@@ -237,3 +239,28 @@ def check_absent() -> None:
 
 def test_a_pipeline_cut_may_have_removed_modules() -> None:
     run_ranks(check_absent, 2)
+
+
+def check_widths() -> None:
+    for rules, expected in (
+        (
+            {"0": "rowwise", "2": "colwise"},
+            "tensor['0'] is 'rowwise': its input must come split from a colwise layer. It is given all 8 features, and this rank "
+            "holds the weights of 4 of them. Set colwise for the layers that make its input",
+        ),
+        ({"0": "colwise", "2": "colwise"}, "tensor['2'] is 'colwise': its input must be whole, and comes split from a colwise"),
+        (
+            {"0": "colwise"},
+            "tensor['2'] is None: its input must be whole, and comes split from a colwise layer. It is given 6 of 12",
+        ),
+        ({"0": "colwise", "2": "rowwise", "3": "colwise"}, "tensor['4'] is None: its input must be whole"),
+    ):
+        model = nn.Sequential(nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 8), nn.Linear(8, 6), nn.LayerNorm(6))
+        apply_tensor_parallel(model, ParallelPlan(tensor=rules), group=dist.group.WORLD, rank=dist.get_rank(), size=2)
+        with pytest.raises(ModelError) as caught:
+            model(torch.zeros(3, 8))
+        assert str(caught.value).startswith(expected)
+
+
+def test_a_layer_whose_input_is_not_what_its_rule_expects_is_named() -> None:
+    run_ranks(check_widths, 2)

@@ -13,6 +13,7 @@ from hybrid_strategy.errors import ModelError, message
 from hybrid_strategy.parallel.tensor.check import assign_styles, check_tensor_parallel, is_inside
 from hybrid_strategy.parallel.tensor.region import Region
 from hybrid_strategy.parallel.tensor.styles._style import Style
+from hybrid_strategy.parallel.tensor.widths import watch_widths
 from hybrid_strategy.registry import find
 from hybrid_strategy.spec.parallel_plan import ParallelPlan
 
@@ -74,6 +75,7 @@ def apply_tensor_parallel(
     shards = _slice_parameters(model, styles, region)
     for name, style in styles.items():
         style.install(model.get_submodule(name), region, is_inside(name.rpartition(".")[0], assigned))
+    watch_widths(model, assigned, region)
     return {name: shards[id(each)] for name, each in model.named_parameters(remove_duplicate=False)}
 
 
