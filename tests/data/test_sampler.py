@@ -296,3 +296,21 @@ def test_refusals_of_dealt_batches():
         MeshListBatchSampler([1, 2], 1, 0, seed=0, batch_multiplier=2, whole_entries=True)
     with pytest.raises(DataError, match="end of a batch"):
         MeshListBatchSampler([[0, 1], [2, 3]], 1, 0, seed=0).resume(0, 3)
+
+
+@pytest.mark.parametrize("kind", ["indices", "lists"])
+def test_what_is_read_again_in_a_resumed_epoch_begins_at_its_start(kind):
+    """A loader that is shorter than its neighbours; its batches go on being counted."""
+    lists = [list(range(start, min(start + 2, 7))) for start in range(0, 7, 2)]
+    sampler = (
+        MeshBatchSampler(7, 2, 1, 0, shuffle=False, seed=0) if kind == "indices" else MeshListBatchSampler(lists, 1, 0, seed=0)
+    )
+    sampler.resume(0, 4)
+    first = list(sampler)
+    sampler.note_end(0)
+    again = list(sampler)
+    assert (first, again) == (lists[2:], lists)
+    assert [sampler.rows_of(2 + index) for index in range(10)] == [len(each) for each in first + again + again]
+    assert [sampler.state_dict(done)["consumed_samples"] for done in (1, 3)] == [2, 6]
+    sampler.set_epoch(1)
+    assert len(list(sampler)) == 4

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import lightning.pytorch as pl
 import pytest
@@ -276,6 +277,9 @@ def test_another_schedule_is_told(tmp_path: Path) -> None:
 def _to_a_store(folder: str) -> str:
     os.chdir(folder)
     trainer = _fit(Toy(), 2)[0]
+    with mock.patch.dict(os.environ, HOME=folder):
+        trainer.save_checkpoint("~/saved")
+        _fit(Toy(), 3, "~/saved")
     with pytest.raises(CheckpointError) as caught:
         trainer.save_checkpoint("s3://bucket/name.ckpt")
     return str(caught.value)
@@ -284,7 +288,7 @@ def _to_a_store(folder: str) -> str:
 def test_an_address_is_no_local_folder(tmp_path: Path) -> None:
     text = run_ranks(_to_a_store, 1, str(tmp_path), process_group=False)[0]
     assert text.startswith("checkpoint is 's3://bucket/name.ckpt': ")
-    assert list(tmp_path.iterdir()) == []
+    assert {each.name for each in tmp_path.iterdir()} == {"saved", "last"}
 
 
 def _saved_in_the_background(folder: str) -> None:

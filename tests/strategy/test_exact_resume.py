@@ -55,7 +55,7 @@ VARIANTS: dict[str, tuple[Resumed, tuple[str, ...]]] = {
         replace(SINGLE, trainer={"accumulate_grad_batches": 4}),
         ("batch_end", "batch_start", "last_batch_end", "last_validation_end", "second_epoch"),
     ),
-    "workers": (replace(SINGLE, num_workers=2), ("batch_start", "batch_end", "last_validation_end", "epoch_end")),
+    "workers": (replace(SINGLE, num_workers=2, draws=True), ("batch_start", "batch_end", "last_validation_end", "epoch_end")),
     "counted_in_steps": (
         replace(SINGLE, trainer={"max_epochs": -1, "max_steps": 10, "val_check_interval": 0.5}),
         ("batch_end", "validation_end", "last_batch_end", "last_validation_end", "epoch_end", "epoch_start"),
@@ -66,7 +66,7 @@ VARIANTS: dict[str, tuple[Resumed, tuple[str, ...]]] = {
     ),
     "validated_every_second_epoch": (replace(SINGLE, trainer={"check_val_every_n_epoch": 2}), ("last_batch_end", "epoch_end")),
     "limited": (
-        replace(SINGLE, trainer={"limit_train_batches": 4, "max_epochs": 3}),
+        replace(SINGLE, draws=True, trainer={"limit_train_batches": 4, "max_epochs": 3}),
         ("batch_end", "batch_start", "epoch_end", "epoch_start", "second_epoch"),
     ),
     "watching_each_validation": (

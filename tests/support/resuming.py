@@ -6,12 +6,14 @@ import contextlib
 import io
 import multiprocessing
 import os
+import random
 import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy
 import torch
 import torch.nn.functional as F
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
@@ -27,9 +29,10 @@ Event = tuple[Any, ...]
 
 
 class Numbered(Dataset[dict[str, torch.Tensor]]):
-    """Token rows that carry their number."""
+    """Token rows that carry their number; with `draws` each is changed at random whenever it is read."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, draws: bool = False) -> None:
+        self.draws = draws
         size = (rows, SHAPE.sequence_length + 1)
         self.rows = torch.randint(0, SHAPE.vocab_size, size, generator=torch.Generator().manual_seed(1))
 
@@ -37,7 +40,10 @@ class Numbered(Dataset[dict[str, torch.Tensor]]):
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return {"index": torch.tensor(index), "input_ids": self.rows[index, :-1], "labels": self.rows[index, 1:]}
+        row = self.rows[index]
+        if self.draws:
+            row = row.roll(random.randrange(9) + numpy.random.randint(9))[torch.randperm(len(row))]
+        return {"index": torch.tensor(index), "input_ids": row[:-1], "labels": row[1:]}
 
 
 class DroppingLM(pl.LightningModule):
@@ -158,6 +164,7 @@ class Resumed:
     rows: int = 24
     batch_size: int = 4
     num_workers: int = 0
+    draws: bool = False
     shuffle: bool = True
     checkpoint: str | None = None
     callbacks: Any = None
@@ -180,7 +187,7 @@ def run_here(case: Resumed) -> dict[str, Any]:
         **case.trainer,
     }
     workers = {"num_workers": case.num_workers, "persistent_workers": case.num_workers > 0}
-    data = Numbered(case.rows)
+    data = Numbered(case.rows, case.draws)
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         trainer = pl.Trainer(

@@ -49,7 +49,8 @@ class MeshListBatchSampler(MeshPosition, Sampler[Any]):
             raise DataError(message("len(batch_sampler)", 0, rule, "", "Give data that is not empty"))
 
     def __iter__(self) -> Iterator[Any]:
-        return self._dealt(self._read()[0], self._entry_at(self.first_sample))
+        first_sample, number = self.next_start
+        return self._numbered(self._dealt(self._read()[0], self._entry_at(first_sample)), number)
 
     def _dealt(self, entries: list[Any], first: int) -> Iterator[Any]:
         for start in range(first, len(entries), self.data_parallel_size):
@@ -71,14 +72,17 @@ class MeshListBatchSampler(MeshPosition, Sampler[Any]):
         return self._rows_between(start, start + self.data_parallel_size)
 
     def consumed_after(self, batches_done: int) -> int:
-        steps = max(0, batches_done - self.first_batch)
-        return self._rows_between(0, self._entry_at(self.first_sample) + steps * self.data_parallel_size)
+        again = batches_done < self.first_batch  # what was left when it resumed has been read, and it began at its start
+        entry, steps = (0, batches_done) if again else (self._entry_at(self.first_sample), batches_done - self.first_batch)
+        return self._rows_between(0, entry + steps * self.data_parallel_size)
 
     def _step_start(self, batch_index: int) -> int:
         """The entry of data-parallel rank 0 at that step."""
-        steps = self._batches_from(self.first_sample)
-        step = (batch_index - self.first_batch) % steps if steps else 0
-        return self._entry_at(self.first_sample) + step * self.data_parallel_size
+        step, left = batch_index - self.first_batch, self._batches_from(self.first_sample)
+        if step < left:
+            return self._entry_at(self.first_sample) + step * self.data_parallel_size
+        steps = self._batches_from(0)  # read again from its start
+        return (step - left) % steps * self.data_parallel_size if steps else 0
 
     def _rows_between(self, start: int, stop: int) -> int:
         """Rows of the entries `start .. stop`, those past the end counting nothing."""

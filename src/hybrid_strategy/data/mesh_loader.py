@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import chain, count, repeat
 from typing import Any
 
 from torch.utils.data import DataLoader
 
-from hybrid_strategy.data.order import MAIN_PROCESS, RandomStreams, random_key
+from hybrid_strategy.data.order import RandomStreams
 from hybrid_strategy.data.position import MeshPosition
 from hybrid_strategy.data.sample_dims import DimsCollate, Look, SampleDims, TellingIterator
 from hybrid_strategy.data.stream import MeshStream, ShareCollate, StreamIterator
@@ -32,14 +33,22 @@ class MeshLoader(DataLoader[Any]):
         if self.num_workers > 0:
             return self._unpacked(super().__iter__())
         # Datasets that draw random numbers in this process must not depend on what the model drew on this rank.
-        key = random_key(MAIN_PROCESS, self.mesh.seed, self.mesh.epoch, self.mesh.worker_stream, self.mesh.first_batch)
-        streams = RandomStreams(key)
-        with streams:
+        streams = self._streams()
+        with next(streams):
             inner = super().__iter__()
-        return _ApartIterator(self._unpacked(inner), streams)
+        return self._unpacked(_ApartIterator(inner, streams))
+
+    def _streams(self) -> Iterator[RandomStreams]:
+        """One for each batch, which depends on its number; a stream is read from its start anyway, with one for all of it."""
+        keys = self.mesh.keys()
+        if isinstance(self.mesh, MeshStream):
+            return repeat(RandomStreams(keys(0)))
+        first = self.mesh.next_start[1]
+        return (RandomStreams(keys(number)) for number in chain([first], count(first)))
 
     def _unpacked(self, inner: Iterator[Any]) -> Iterator[Any]:
         inner = StreamIterator(inner, self.mesh) if isinstance(self.mesh, MeshStream) else inner
+        inner = _NotedIterator(inner, self.mesh)
         return TellingIterator(inner, self._tell) if hasattr(self, "_dims") else inner
 
     def learn_dims(self, look: Look) -> None:
@@ -64,17 +73,34 @@ class MeshLoader(DataLoader[Any]):
 
 
 class _ApartIterator:
-    """An iterator whose random numbers come from `streams`."""
+    """An iterator whose random numbers come from `streams`, a new one each time."""
 
-    def __init__(self, inner: Iterator[Any], streams: RandomStreams) -> None:
+    def __init__(self, inner: Iterator[Any], streams: Iterator[RandomStreams]) -> None:
         self._inner, self._streams = inner, streams
 
     def __iter__(self) -> _ApartIterator:
         return self
 
     def __next__(self) -> Any:
-        with self._streams:
+        with next(self._streams):
             return next(self._inner)
+
+
+class _NotedIterator:
+    """An iterator that tells the position when it has come to its end."""
+
+    def __init__(self, inner: Iterator[Any], mesh: MeshPosition) -> None:
+        self._inner, self._mesh, self._epoch = inner, mesh, mesh.epoch
+
+    def __iter__(self) -> _NotedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._inner)
+        except StopIteration:
+            self._mesh.note_end(self._epoch)
+            raise
 
 
 class _StatefulLoader:

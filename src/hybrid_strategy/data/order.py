@@ -16,9 +16,10 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
+from torch.utils.data import get_worker_info
 
 # What a key is used for: different purposes must not share random numbers.
-PERMUTATION, USER_SAMPLER, WORKERS, MAIN_PROCESS = range(4)
+PERMUTATION, USER_SAMPLER, WORKERS, LOADING = range(4)
 
 _CHUNK = 1 << 16
 _MASK = 2**64 - 1
@@ -58,6 +59,24 @@ class RandomStreams:
 
     def __exit__(self, *_: object) -> None:
         self._exchange()
+
+
+class KeyedBatch(list[Any]):
+    """The indices of a batch. A worker that is about to read them draws from here on by their key, whichever worker it is.
+
+    torch's workers go through the indices at the start of a batch and nowhere else, and hand nothing else over.
+    """
+
+    def __init__(self, indices: Iterable[Any], key: int) -> None:
+        super().__init__(indices)
+        self.key = key
+
+    def __iter__(self) -> Iterator[Any]:
+        if get_worker_info() is not None:
+            random.seed(self.key)
+            np.random.seed(self.key & 0xFFFFFFFF)
+            torch.manual_seed(self.key)
+        return super().__iter__()
 
 
 def generators_of(sampler: object) -> list[torch.Generator]:

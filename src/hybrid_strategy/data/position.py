@@ -8,12 +8,13 @@ data-parallel size or batch size.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
-from hybrid_strategy.data.order import WORKERS, random_key
+from hybrid_strategy.data.order import LOADING, WORKERS, KeyedBatch, random_key
 from hybrid_strategy.errors import DataError, message
 
 
@@ -120,8 +121,31 @@ class MeshPosition(ABC):
         self._extra_seed = number
         self._go_to(self.epoch, self.first_sample, self.first_batch)
 
+    @property
+    def next_start(self) -> tuple[int, int]:
+        """The first sample of the next iteration and the number of its batch: where it resumes, and 0 once that has been read.
+
+        A loader that is shorter than its neighbours is read several times in an epoch.
+        """
+        return (0, 0) if self._is_read else (self.first_sample, self.first_batch)
+
+    def keys(self) -> Callable[[int], int]:
+        """What the random numbers drawn while a batch of this epoch is loaded depend on: its number, not who loads it."""
+        return partial(random_key, LOADING, self.seed, self.epoch, self.worker_stream, self._extra_seed)
+
+    def _numbered(self, batches: Iterable[Any], number: int) -> Iterator[Any]:
+        """The batches of an iteration of this epoch, those that are lists with their keys."""
+        key = self.keys()
+        return (
+            KeyedBatch(batch, key(index)) if isinstance(batch, list) else batch for index, batch in enumerate(batches, number)
+        )
+
+    def note_end(self, epoch: int) -> None:
+        """Somebody has had all batches of an iteration of `epoch`, which have been read ahead before."""
+        self._is_read |= epoch == self.epoch
+
     def _go_to(self, epoch: int, first_sample: int, first_batch: int | None) -> None:
-        self.epoch, self.first_sample, self.first_batch = epoch, first_sample, 0
+        self.epoch, self.first_sample, self.first_batch, self._is_read = epoch, first_sample, 0, False
         key = random_key(WORKERS, self.seed, epoch, self.worker_stream, self._extra_seed)
         self.worker_generator.manual_seed(key)
         self._check_position()

@@ -67,8 +67,9 @@ class MeshBatchSampler(MeshPosition, Sampler[list[Any]]):
 
     def __iter__(self) -> Iterator[list[Any]]:
         # The position is read here and not at the first `next`: with and without workers an iterator belongs to one epoch.
-        blocks = self._batches_from(self.first_sample)
-        return self._batches(self._order.indices(self.epoch), self.first_sample, blocks)
+        first_sample, number = self.next_start
+        blocks = self._batches_from(first_sample)
+        return self._numbered(self._batches(self._order.indices(self.epoch), first_sample, blocks), number)
 
     def _batches(self, order: Indices, first_sample: int, blocks: int) -> Iterator[list[Any]]:
         return (self._batch(order, first_sample + block * self.block_size) for block in range(blocks))
@@ -77,6 +78,15 @@ class MeshBatchSampler(MeshPosition, Sampler[list[Any]]):
         rows = min(self.block_size, len(order) - start)
         offset, size = share_of(rows, self.data_parallel_size, self.data_parallel_rank)
         return as_list(order[start + offset : start + offset + size] if size else order[start : start + 1])
+
+    def _place_of(self, batch_index: int) -> tuple[int, int]:
+        """The first sample of the iteration in which that batch is read, and how many blocks of it lie before."""
+        block, left = batch_index - self.first_batch, self._batches_from(self.first_sample)
+        if block < left:
+            return self.first_sample, block
+        # a loader that is shorter than its neighbours is read again from its start: numbers go on counting there
+        blocks = self._batches_from(0)
+        return 0, (block - left) % blocks if blocks else 0
 
     def samples_of(self, batch_index: int) -> list[Any] | None:
         start = self.first_sample + (batch_index - self.first_batch) * self.block_size
@@ -93,18 +103,13 @@ class MeshBatchSampler(MeshPosition, Sampler[list[Any]]):
         return share_of(self.global_rows_of(batch_index), self.data_parallel_size, self.data_parallel_rank)[1]
 
     def global_rows_of(self, batch_index: int) -> int:
-        blocks = self._batches_from(self.first_sample)
-        # a loader that is shorter than its neighbours is read again from its start: numbers go on counting there
-        block = (batch_index - self.first_batch) % blocks if blocks else 0
-        return min(self.block_size, self._samples_left - block * self.block_size)
+        start, block = self._place_of(batch_index)
+        return min(self.block_size, self._order.size(self.epoch) - start - block * self.block_size)
 
     def consumed_after(self, batches_done: int) -> int:
-        consumed = max(0, batches_done - self.first_batch) * self.block_size
-        return self.first_sample + min(consumed, self._samples_left)
-
-    @property
-    def _samples_left(self) -> int:
-        return self._order.size(self.epoch) - self.first_sample
+        again = batches_done < self.first_batch  # what was left when it resumed has been read, and it began at its start
+        first_sample, first_batch = (0, 0) if again else (self.first_sample, self.first_batch)
+        return min(first_sample + (batches_done - first_batch) * self.block_size, self._order.size(self.epoch))
 
     def _check_position(self) -> None:
         super()._check_position()

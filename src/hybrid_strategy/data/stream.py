@@ -93,7 +93,7 @@ class MeshStream(MeshPosition, Sampler[list[None]]):
         super().__init__(data_parallel_size, data_parallel_rank, seed, data_parallel_rank if self.sharded else 0)
 
     def __iter__(self) -> Iterator[list[None]]:
-        whole, rest = divmod(self.first_sample, self._replay_block)
+        whole, rest = divmod(self.next_start[0], self._replay_block)
         replayed: list[list[None]] = [[None] * self._replay_block] * whole + ([[None] * rest] if rest else [])
         return chain(replayed, repeat([None] * self.block_size))
 
@@ -175,7 +175,7 @@ class StreamIterator:
 
     def __init__(self, shares: Iterator[Share], stream: MeshStream) -> None:
         self._shares, self._stream = shares, stream
-        self._to_skip, self._next_batch = stream.first_sample, stream.first_batch
+        self._to_skip, self._next_batch = stream.next_start
 
     def __iter__(self) -> StreamIterator:
         return self

@@ -97,7 +97,7 @@ class CheckpointHooks(WorldStrategy):
         interrupted = trainer.state.status == TrainerStatus.INTERRUPTED
         if not interrupted:
             self.meet_to_save()
-        path = Path(self.broadcast(str(filepath)))
+        path = Path(self.broadcast(str(filepath))).expanduser()
         options = SaveOptions(arrival_seconds=_AFTER_AN_ERROR) if interrupted else SaveOptions()
         given, self._given = self._given, {}
         written = self.writer.save(path, self._keeper().content(checkpoint, given, self._window_state), options)
@@ -174,7 +174,7 @@ class CheckpointHooks(WorldStrategy):
             CheckpointError: on every rank: it is damaged, of another model, or holds too little.
         """
         schedulers = [each.scheduler for each in self.lr_scheduler_configs]
-        path = Path(self.broadcast(str(checkpoint_path)))
+        path = Path(self.broadcast(str(checkpoint_path))).expanduser()
         try:
             loaded = self._keeper().load(path, schedulers)
         except CheckpointError as error:
@@ -203,7 +203,7 @@ class CheckpointHooks(WorldStrategy):
             writer.close()
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
-        self.writer.remove(Path(filepath))
+        self.writer.remove(Path(filepath).expanduser())
 
     # ----------------------------------------------------------------------------------------------------- resuming
 
