@@ -154,6 +154,13 @@ class AbsentUnit(nn.Module):
         object.__setattr__(self, "_context", context)
         object.__setattr__(self, "_unit_index", index)
         object.__setattr__(self, "ghost", ghost)
+        object.__setattr__(self, "_kind", type(unit))
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """Within a step that of the unit: a model's `forward` may treat kinds of layers differently, or collect their outputs."""
+        kind = vars(self).get("_kind", AbsentUnit)
+        return AbsentUnit if kind is AbsentUnit or self.__dict__["_context"].now is None else kind
 
     @property
     def _parameters(self) -> dict[str, nn.Parameter | None]:
