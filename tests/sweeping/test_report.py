@@ -146,6 +146,19 @@ def test_a_point_that_diverged_has_ended_and_is_the_last(tmp_path: Path):
         assert f"diverged ok 2 {other}" in " ".join(re.sub(r"<[^>]*>", " ", report(book)).split())
 
 
+def test_a_square_of_the_heat_map_is_its_best_point(tmp_path: Path):
+    """Speeds are not known of every model; where they are of none there is no map."""
+    two = {"tensor_parallel_size": 2}
+    points = (
+        ended_point(tmp_path, "late", {}, 2.0, state="timeout", tokens_per_second=9e9),
+        ended_point(tmp_path, "good", {}, 2.0, tokens_per_second=None),
+        ended_point(tmp_path, "silent", two, 2.0, tokens_per_second=None),
+    )
+    assert "Speed by layout" not in report(Book(tmp_path, points, (), {}))
+    text = report(Book(tmp_path, (*points, ended_point(tmp_path, "fast", two, 2.0, tokens_per_second=5.0)), (), {}))
+    assert re.findall(r"<g><title>(.*?)</title>", text)[:2] == ["ok", "5 fast"]
+
+
 def test_names_have_room_on_every_screen(tmp_path: Path):
     name = "tp2_" + "x" * 60
     points = (ended_point(tmp_path, name, {"tensor_parallel_size": 2}, 2.0), ended_point(tmp_path, "tp1", {}, 2.0))

@@ -47,17 +47,15 @@ def _figure(title: str, drawn: str, caption: str) -> str:
 def _heat(rows: Mapping[str, Row], book: Book) -> str:
     """Speed over tensor x pipeline parallelism, the best of each square; what did not end well says how it ended."""
     cells: dict[tuple[int, int], tuple[float | None, str]] = {}
-    for point in book.points:
+    for point in sorted(book.points, key=lambda each: _merit(rows[each.name])):
         row, place = rows[point.name], (int(point.facts[_TENSOR]), int(point.facts[_PIPELINE]))
         speed = row.tokens_per_second if row.state == states.OK else None
-        before = cells.get(place)
-        if before is None or (speed or 0.0) > (before[0] or 0.0):
-            cells[place] = (speed, point.name if speed else row.state)
+        cells[place] = (speed, point.name if speed else row.state)
     for each in book.skipped:
         values = {str(key).rpartition(".")[2]: value for key, value in each.values.items()}
         if str(values.get(_TENSOR, "")).isdigit() and str(values.get(_PIPELINE, "")).isdigit():
             cells.setdefault((int(values[_TENSOR]), int(values[_PIPELINE])), (None, each.kind))
-    if len(cells) < 2:
+    if len(cells) < 2 or not any(speed for speed, _ in cells.values()):
         return ""
     made = [
         Cell(f"{tensor}", f"{pipeline}", *_told(cells.get((tensor, pipeline))))
@@ -66,6 +64,12 @@ def _heat(rows: Mapping[str, Row], book: Book) -> str:
     ]
     drawn = heat_map("tokens/s by tensor and pipeline parallel size", "tp", "pipeline parallel size", made)
     return _figure("Speed by layout", drawn, "Tokens/s of the fastest point of each square, with its name; else how it ended.")
+
+
+def _merit(row: Row) -> tuple[bool, float]:
+    """Of a point among those of its square; speeds are not known of every model."""
+    well = row.state == states.OK
+    return well, row.tokens_per_second or 0.0 if well else 0.0
 
 
 def _told(cell: tuple[float | None, str] | None) -> tuple[float | None, str, str]:
