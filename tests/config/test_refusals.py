@@ -134,7 +134,7 @@ def test_the_nearest_option_is_named():
             "callbacks=[default,progres]",
             "callbacks is 'progres': there is no option of this name in the group callbacks. Did you",
         ),
-        ("strategy.parallel_plan={tensor:{a:colwis}}", "strategy.parallel_plan.tensor['a'] is 'colwis': there is no style of"),
+        ("strategy.parallel_plan.tensor.a=colwis", "strategy.parallel_plan.tensor['a'] is 'colwis': there is no style of"),
         ("optimizer.momentum=0.9", "optimizer.momentum is 0.9: it would be ignored. adamw has none."),
     ],
 )
