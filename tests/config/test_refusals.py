@@ -130,6 +130,11 @@ def test_the_nearest_option_is_named():
             "trainer.check_val_every_n_epoch=null",
             "trainer.check_val_every_n_epoch is null: validation is then counted in batches",
         ),
+        (
+            "callbacks=[default,progres]",
+            "callbacks is 'progres': there is no option of this name in the group callbacks. Did you",
+        ),
+        ("strategy.parallel_plan.tensor.a=colwis", "strategy.parallel_plan.tensor['a'] is 'colwis': there is no style of"),
         ("optimizer.momentum=0.9", "optimizer.momentum is 0.9: it would be ignored. adamw has none."),
     ],
 )
@@ -181,6 +186,11 @@ def test_a_value_that_hydra_cannot_read_is_shown_as_it_must_be_typed(override: s
     [
         (("data.max_bytes=-1",), "data.max_bytes is -1: it must be 1 or more"),
         (("data.validation_fraction=1.5",), "data.validation_fraction is 1.5: it must lie between 0 and 1"),
+        (("strategy=cp2", "data.sequence_length=62"), "data.sequence_length is 62: context_parallel_size cuts it into two equal"),
+        (
+            ("trainer.gradient_clip_algorithm=value", "trainer.gradient_clip_val=null"),
+            "trainer.gradient_clip_algorithm is 'value'",
+        ),
         (("model.vocab_size=100",), "model.vocab_size is 100: it must be 257 or more"),
         (("model.family=bert",), "model.family is 'bert': there is no model family of this name"),
         (("model.num_key_value_heads=4",), "model.num_key_value_heads is 4: it must divide num_attention_heads"),

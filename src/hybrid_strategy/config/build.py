@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hybrid_strategy.config.plan import RunPlan
 from hybrid_strategy.config.settings import RunConfig, StrategySettings
 from hybrid_strategy.config.target_arguments import HYDRA_WORDS
-from hybrid_strategy.config.targets import TEXT_DATA, shape_of, text_data_arguments
+from hybrid_strategy.config.targets import TEXT_DATA, sequence_length_of, shape_of, text_data_arguments
 from hybrid_strategy.errors import ConfigError, message
 from hybrid_strategy.planning.learning_rate import warmup_steps
 
@@ -73,7 +73,7 @@ def build_module(config: RunConfig, planned: RunPlan) -> pl.LightningModule:
 
     peak = planned.plan.learning_rate
     optimizer = config.optimizer if peak is None else replace(config.optimizer, learning_rate=peak)
-    tokens = planned.plan.batch.global_batch_size * shape.sequence_length
+    tokens = planned.plan.batch.global_batch_size * sequence_length_of(config)
     warmed = config.learning_rate
     if warmed.warmup_tokens:
         warmed = replace(warmed, warmup_steps=warmup_steps(warmed, tokens), warmup_tokens=0)

@@ -6,14 +6,14 @@ from hybrid_strategy.config.machine import LOCAL, cluster_of
 from hybrid_strategy.config.plan import RunPlan
 from hybrid_strategy.config.question import why_not
 from hybrid_strategy.config.settings import RunConfig
-from hybrid_strategy.config.targets import numerics_of_run, shape_of
+from hybrid_strategy.config.targets import numerics_of_run, trained_shape_of
 from hybrid_strategy.planning.forecast import Forecast, forecast
 from hybrid_strategy.planning.scenario import Scenario, planned_scenario
 
 
 def scenario_of(config: RunConfig, planned: RunPlan) -> Scenario | None:
     """The run as the planner sees it; None where the sizes of its model or its batch are not known."""
-    shape = shape_of(config)
+    shape = trained_shape_of(config)
     if shape is None or why_not(config):
         return None
     numerics = numerics_of_run(config)

@@ -11,6 +11,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import MarkedYAMLError
 
 from hybrid_strategy.config.door import describe, known_keys
+from hybrid_strategy.config.folders import shipped_folder
 from hybrid_strategy.config.settings import AUTO, GROUPS, RunConfig
 from hybrid_strategy.errors import ConfigError, did_you_mean, message
 
@@ -20,6 +21,7 @@ _FULL_KEY = re.compile(r"full_key: (\S+)")
 _VALUE = re.compile(r"^Value (.*) of type '(\w+)'", re.DOTALL)
 _FILE = re.compile(r"^In '([^']*)'")
 _ABSENT = re.compile(r"^Could not delete from config\. '(.*)' does not exist\.")
+_LISTED = re.compile(r"Could not load '(.+)/([^/']+)'")
 _AMBIGUOUS = re.compile(r"^Ambiguous value for argument '(.*)'$", re.MULTILINE)
 
 
@@ -155,9 +157,13 @@ def _no_such_option(error: MissingConfigException) -> ConfigError:
     if not group and option:
         rule = "there is no configuration of this name"
         return ConfigError(message("--config-name", option, rule, "", "Set train, or the name of a file in --config-dir"))
-    if not error.options or not group:
+    listed = _LISTED.search(str(error)) if not error.options else None
+    if listed is not None:  # one of several options of a group, of which Hydra does not tell the others
+        group, option = listed[1], listed[2]
+    options = error.options or [path.stem for path in sorted((shipped_folder("conf") / group).glob("*.yaml"))]
+    if not options or not group:
         return ConfigError(str(error).split("\nConfig search path")[0].strip())
-    known = [each for each in error.options if not each.startswith("_")]
+    known = [each for each in options if not each.startswith("_")]
     rule = f"there is no option of this name in the group {group}"
     plugin = next((name for start, name in _PLUGINS.items() if group.startswith("hydra/") and option.startswith(start)), None)
     advice = did_you_mean(option, known) if plugin is None else f"It comes with a plug-in of Hydra: pip install {plugin}"

@@ -129,6 +129,7 @@ def _check(override: Override, text: str) -> str:
     if override.is_delete() and root not in ("callbacks", "logger", "model", "data"):
         rule = "another default than that of its option would stand there"
         raise ConfigError(message(key, Shown("deleted"), rule, "", f"Set {key}=<value>, or leave it out"))
-    if root in OPEN_GROUPS and "." in key and not text.startswith(("+", "~")):
+    open_here = (root in OPEN_GROUPS and "." in key) or key.startswith("strategy.parallel_plan.")
+    if open_here and not text.startswith(("+", "~")):
         return f"++{text}"
     return text

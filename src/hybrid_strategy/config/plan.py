@@ -9,7 +9,7 @@ from typing import Any
 
 from hybrid_strategy.config.question import AXES, settled
 from hybrid_strategy.config.settings import RunConfig, StrategySettings
-from hybrid_strategy.config.targets import global_batch_size_of, shape_of
+from hybrid_strategy.config.targets import global_batch_size_of, sequence_length_of, trained_shape_of
 from hybrid_strategy.config.validate import check_model, check_words
 from hybrid_strategy.config.world import World, world_of
 from hybrid_strategy.errors import ConfigError, message
@@ -63,7 +63,10 @@ def plan_of(config: RunConfig) -> RunPlan:
         strategy, reasons = settled(config, world)
         plan = _with_staging(_planned(replace(config, strategy=strategy), world), config, world.size)
     except ConfigError as error:
-        raise type(error)(by_full_key(str(error), world.num_nodes)) from error
+        text = by_full_key(str(error), world.num_nodes)
+        if config.data.get("sequence_length") is not None:
+            text = text.replace("model.sequence_length is", "data.sequence_length is")
+        raise type(error)(text) from error
     return RunPlan(world, replace(plan, reasons=(*plan.reasons, *reasons)), strategy)
 
 
@@ -94,11 +97,12 @@ def _planned(config: RunConfig, world: World) -> Plan:
 def _checked(config: RunConfig, world: World, fits: Fits | None) -> tuple[Layout, BatchSpec, ModelShape | None]:
     """Layout, batch and shape, which go together."""
     sizes = {name: getattr(config.strategy, name) for name in _LAYOUT}
-    layout, shape = resolve_layout(world_size=world.size, fits=fits, **sizes), shape_of(config)
+    layout, shape = resolve_layout(world_size=world.size, fits=fits, **sizes), trained_shape_of(config)
     batch, known = _batch(config, layout)
     nodes = world.devices if world.num_nodes > 1 else None
     follows = config.cluster.name == "local" and config.cluster.devices == "auto" and world.accelerator == "cpu"
-    check_layout(layout, shape=shape, batch=batch if known else None, gpus_per_node=nodes, world_follows=follows)
+    cut = None if shape is None else replace(shape, sequence_length=sequence_length_of(config))
+    check_layout(layout, shape=cut, batch=batch if known else None, gpus_per_node=nodes, world_follows=follows)
     return layout, batch, shape
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hybrid_strategy.config.machine import cluster_of
 from hybrid_strategy.config.settings import AUTO, RunConfig, StrategySettings
-from hybrid_strategy.config.targets import TEXT_DATA, global_batch_size_of, numerics_of_run, shape_of
+from hybrid_strategy.config.targets import TEXT_DATA, global_batch_size_of, numerics_of_run, trained_shape_of
 from hybrid_strategy.config.world import World
 from hybrid_strategy.errors import ConfigError, message
 from hybrid_strategy.planning.balance import cut_units, layer_like, unit_names
@@ -59,7 +59,7 @@ def fixed_of(config: RunConfig, overrides: Iterable[str] = ()) -> dict[str, Any]
 
 
 def _stage_layers(config: RunConfig, cuts: tuple[int, ...]) -> tuple[int, ...]:
-    shape = shape_of(config)
+    shape = trained_shape_of(config)
     if shape is None:
         return ()
     stages = cut_units(unit_names(shape), len(cuts) + 1, stage_cuts=cuts)
@@ -68,7 +68,7 @@ def _stage_layers(config: RunConfig, cuts: tuple[int, ...]) -> tuple[int, ...]:
 
 def why_not(config: RunConfig, shape: ModelShape | None = None) -> str:
     """Why nothing can be forecast of this configuration; empty where it can. `shape`: of a model of the user's own."""
-    if shape is None and shape_of(config) is None:
+    if shape is None and trained_shape_of(config) is None:
         return f"the sizes of the model {config.model.get('_target_', '')} are not known"
     if global_batch_size_of(config, 1) is None:
         return f"the data {config.data.get('_target_', '')} does not tell its batch (data.batch_size)"
@@ -87,7 +87,7 @@ def batch_note(config: RunConfig) -> str:
 
 def question_of(config: RunConfig, world: World, fixed: Mapping[str, Any], own: ModelShape | None = None) -> Question:
     """The planner's question; `why_not` must be empty. `own`: the shape of a model of the user's own."""
-    shape = own or shape_of(config)
+    shape = own or trained_shape_of(config)
     assert shape is not None  # why_not has said so
     accumulate = config.trainer.accumulate_grad_batches
     return Question(

@@ -214,6 +214,23 @@ def shape_of(config: RunConfig) -> ModelShape | None:
     return ModelShape(**{each.name: config.model[each.name] for each in fields(ModelShape)})
 
 
+def sequence_length_of(config: RunConfig) -> int:
+    """Tokens of a sample of the language model's: those of the data where it says so, else as many as the model takes."""
+    given = config.data.get("sequence_length") if config.data.get("_target_") == TEXT_DATA else None
+    return int(config.model["sequence_length"] if given is None else given)
+
+
+def trained_shape_of(config: RunConfig) -> ModelShape | None:
+    """The sizes of the model, with the length of the sequences that it is trained on.
+
+    Positions that are learned keep theirs, since it is a size of their parameters.
+    """
+    shape = shape_of(config)
+    if shape is None or shape.learned_positions:
+        return shape
+    return replace(shape, sequence_length=sequence_length_of(config))
+
+
 def global_batch_size_of(config: RunConfig, data_parallel_size: int) -> int | None:
     """Samples of an optimizer step. The user's own data may tell by a key `batch_size`, that of one rank's loader; else None."""
     if config.data.get("_target_") == TEXT_DATA:

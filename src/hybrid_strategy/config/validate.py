@@ -140,6 +140,10 @@ def _check_nothing_ignored(config: RunConfig) -> None:
         if lower is not None and upper is not None and 0 <= upper < lower:
             numbers, advice = f"trainer.{most} is {upper}", f"Set {upper} or less, or a larger trainer.{most}"
             raise ConfigError(message(f"trainer.{least}", lower, f"the run ends at {most}", numbers, advice))
+    if trainer.gradient_clip_algorithm is not None and not trainer.gradient_clip_val:
+        key, numbers = "trainer.gradient_clip_algorithm", f"trainer.gradient_clip_val is {trainer.gradient_clip_val}"
+        advice = "Leave it out, or set trainer.gradient_clip_val"
+        raise ConfigError(message(key, trainer.gradient_clip_algorithm, "it would be ignored", numbers, advice))
     for key, name in (("momentum", "adamw"), ("betas", "sgd"), ("eps", "sgd")):
         if optimizer.name == name and getattr(optimizer, key) != getattr(unset, key):
             rule, numbers = "it would be ignored", f"{name} has none"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from typing import Any
 
+from hybrid_strategy import registry
 from hybrid_strategy.errors import ModelError, did_you_mean, message
 
 TENSOR_STYLES = ("colwise", "rowwise", "replicate_input", "sequence_norm", "sequence_split", "vocab_embedding", "vocab_head")
@@ -73,6 +74,11 @@ def _check_field(key: str, name: str, value: Any) -> None:
     if name not in _LISTS:
         if not isinstance(value, Mapping):
             raise ModelError(message(key, value, "it is a mapping", "", "Set such as {layers.0: ...}"))
+        for pattern, style in value.items() if name == "tensor" else ():
+            known = registry.names("parallel.tensor.styles")
+            if style not in known:
+                advice = did_you_mean(str(style), known)
+                raise ModelError(message(f"{key}[{pattern!r}]", style, "there is no style of this name", "", advice))
     elif name == "tied":
         if not _is_list(value) or not all(_is_list(each) for each in value):
             raise ModelError(message(key, value, "it is a list of lists of names", "", "Set such as [[a.weight, b.weight]]"))

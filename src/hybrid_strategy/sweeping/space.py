@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from hybrid_strategy.config.settings import RunConfig
-from hybrid_strategy.config.targets import global_batch_size_of, numerics_of_run, shape_of
+from hybrid_strategy.config.targets import global_batch_size_of, numerics_of_run, trained_shape_of
 from hybrid_strategy.config.world import visible_gpus
 from hybrid_strategy.sweeping.axes import AXES, Axes
 from hybrid_strategy.sweeping.grid import Choice
@@ -56,7 +56,7 @@ def space_of(config: RunConfig, axes: Axes) -> Space:
         world_size=devices * config.cluster.num_nodes,
         axes=axes,
         gpus_per_node=devices if config.cluster.num_nodes > 1 else None,
-        shape=shape_of(config),
+        shape=trained_shape_of(config),
         global_batch_size=global_batch_size_of(config, 1),
         accumulate_grad_batches=config.trainer.accumulate_grad_batches,
         micro_batch_size=rows if isinstance(rows, int) else None,
@@ -65,7 +65,7 @@ def space_of(config: RunConfig, axes: Axes) -> Space:
 
 def judge_of(config: RunConfig, settings: SweeperSettings, axes: Axes) -> Judge | None:
     """What forecasts layouts; None where the model or the batch is not known."""
-    shape = shape_of(config)
+    shape = trained_shape_of(config)
     if shape is None or not global_batch_size_of(config, 1):
         return None
     numerics = numerics_of_run(config)
