@@ -2,11 +2,11 @@
 
     python benchmarks/save_stall.py [--mib N] [--saves N] [--folder FOLDER] [--json FILE]
 
-One process with one computing thread, on a machine with a core to spare. Paired: the steps while a save is being written are
-compared with the steps of the same run right before it (median of the ratios). Writing speed is that of the save at once, against
-what `dd` reaches on the same disk with the same number of bytes, forced to the disk as a checkpoint is, beside as many earlier
-files. Saves and `dd` alternate, each after as many steps: a file is written into memory, and memory not used for long
-may be slow the first time, on a virtual machine above all.
+One process with one computing thread, on a machine with a core to spare. Paired: the steps that begin while a save is being
+written are compared with the steps of the same run right before it (median of the ratios). Writing speed is that of the save at
+once, against what `dd` reaches on the same disk with the same number of bytes, forced to the disk as a checkpoint is, beside as
+many earlier files. Saves and `dd` alternate, each after as many steps: a file is written into memory, and memory not used for
+long may be slow the first time, on a virtual machine above all.
 """
 
 from __future__ import annotations
@@ -69,10 +69,8 @@ class Stopwatch(pl.Callback):
         self._began = time.perf_counter()
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *arguments: Any) -> None:
-        seconds, beside = time.perf_counter() - self._began, self._busy and _is_writing()
-        if beside or not (self._busy or _is_writing()):
-            self.steps.append((seconds, len(self.calls) if beside else 0))
-        self._quiet = 0 if beside or self._busy else self._quiet + 1
+        self.steps.append((time.perf_counter() - self._began, len(self.calls) if self._busy else 0))
+        self._quiet = 0 if self._busy else self._quiet + 1
         if self._quiet >= GAP:
             if len(self.calls) == self.saves and len(self.plain) == (self.saves if self.paired else 0):
                 trainer.should_stop = True

@@ -56,16 +56,20 @@ class DigestFile:
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
+        for start in range(0, view.nbytes, _CHUNK_BYTES):  # Linux takes 4 MiB in one call 4 times as long as 1 MiB in four
+            self._write(view[start : start + _CHUNK_BYTES])
+        return view.nbytes
+
+    def _write(self, chunk: memoryview) -> None:
         try:
-            self.stream.write(view)
+            self.stream.write(chunk)
         except OSError as error:
             self.error = error  # torch.save may replace it by a RuntimeError that does not name the cause
             raise
-        self._hash.update(view)
-        self.num_bytes += view.nbytes
+        self._hash.update(chunk)
+        self.num_bytes += chunk.nbytes
         if self.num_bytes - self._sent_bytes >= _SEND_BYTES:
             self._send()
-        return view.nbytes
 
     def flush(self) -> None:
         self.stream.flush()
