@@ -61,12 +61,12 @@ class Peers:
         Called at the end of a batch or epoch and before a batch: a hook that draws numbers for each parameter draws other ones on
         each of these ranks, for other parameters.
         """
-        if self._groups.upward is None:
+        if self._groups.control is None:
             return
         generators = torch_generators(self._device)
         mine = print_of_generators(generators)
-        ends = torch.tensor([mine, -mine], device=self._device)
-        dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=self._groups.upward)
+        ends = torch.tensor([mine, -mine])  # on the host: a GPU need not be waited for
+        dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=self._groups.control)
         highest, lowest = ends.tolist()
         if highest + lowest:
             seed_generators(highest, generators)
