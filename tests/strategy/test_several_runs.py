@@ -82,7 +82,8 @@ def _begun_twice(path: str) -> str:
     return ""
 
 
-def test_a_second_trainer_refuses_initial_weights_that_it_would_ignore() -> None:
-    (text,) = run_ranks(_begun_twice, 1, "weights.safetensors", process_group=False)
-    assert text.startswith("initial_weights is 'weights.safetensors': an earlier Trainer has given the module its weights")
+def test_a_second_trainer_refuses_initial_weights_that_it_would_ignore(tmp_path: Path) -> None:
+    (weights := tmp_path / "weights.safetensors").touch()
+    (text,) = run_ranks(_begun_twice, 1, str(weights), process_group=False)
+    assert text.startswith(f"initial_weights is '{weights}': an earlier Trainer has given the module its weights")
     assert text.endswith("Leave it out of all but the first Trainer, or build the module anew.")

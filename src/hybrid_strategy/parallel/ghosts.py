@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hybrid_strategy.parallel.parameters import copy_attributes
+
 _MARK = "_hybrid_strategy_ghost"
 
 
@@ -50,7 +52,7 @@ def _bound_anew(hook: Any, module: nn.Module, ghost: nn.Module) -> Any:
 def _ghost_parameter(parameter: nn.Parameter, memo: dict[int, nn.Parameter]) -> nn.Parameter:
     if id(parameter) not in memo:
         ghost = memo[id(parameter)] = nn.Parameter(_bare(parameter), requires_grad=parameter.requires_grad)
-        vars(ghost).update(vars(parameter))
+        copy_attributes(parameter, ghost)
         setattr(ghost, _MARK, True)
     return memo[id(parameter)]
 

@@ -75,6 +75,11 @@ def collect_slots(
     return list(slots.values())
 
 
+def copy_attributes(source: Tensor, target: Tensor) -> None:
+    """What the user has set on one tensor, on another; what a class of tensors keeps of its own there stays."""
+    vars(target).update({name: value for name, value in vars(source).items() if name not in vars(target)})
+
+
 def in_place_of(parameter: nn.Parameter, values: Tensor, *, in_graph: bool = True) -> nn.Parameter:
     """A parameter of other values with the attributes that the user has given to `parameter`.
 
@@ -83,7 +88,7 @@ def in_place_of(parameter: nn.Parameter, values: Tensor, *, in_graph: bool = Tru
     """
     hooks = list((parameter._backward_hooks or {}).values()) if in_graph else []
     new = nn.Parameter(values, requires_grad=parameter.requires_grad or bool(hooks))
-    vars(new).update(vars(parameter))
+    copy_attributes(parameter, new)
     for hook in hooks:
         new.register_hook(hook)
     new.requires_grad_(parameter.requires_grad)
