@@ -21,7 +21,7 @@ $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo "PYTHON is $(PYTHON): Python 3.10 or newer is needed. Set make PYTHON=python3.12 or such." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile --editable '.[dev]' # Python compiles what it imports
 	@touch $@
 
 train: install ## the quickstart: a small GPT on real text, two pipeline ranks, a few minutes on two cores
