@@ -18,6 +18,7 @@ import functools
 import gc
 import io
 import itertools
+import logging
 import multiprocessing
 import os
 import pickle
@@ -131,6 +132,7 @@ def _serve(connection: Connection) -> None:
     registry.entry_points = functools.cache(registry.entry_points)  # every Trainer asks what is installed: 30 ms
     gc.freeze()  # the imported libraries are a million objects that need no second look
     untouched = dict(os.environ)
+    talkers = {name: logging.getLogger(name).level for name in ("lightning.pytorch", "lightning.fabric")}
     while True:
         try:
             job = connection.recv()
@@ -139,6 +141,8 @@ def _serve(connection: Connection) -> None:
         function, arguments, environment, process_group = job
         os.environ.clear()  # of what an earlier job set in this process, and not in that of its peer
         os.environ.update(untouched | environment)
+        for name, level in talkers.items():
+            logging.getLogger(name).setLevel(level)  # an earlier job may have silenced them
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
