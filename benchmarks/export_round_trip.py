@@ -142,6 +142,9 @@ def round_trip(pool: Pool, shape: ModelShape, layout: str, back: str, folder: Pa
 
 def run(only: str) -> dict[str, Found]:
     """Name of the round trip -> what came out; prints a line for each."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
     names, pool, found = list(LAYOUTS), Pool(), {}
     try:
         for shape_name, shape in shapes().items():
