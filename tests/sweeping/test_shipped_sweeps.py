@@ -19,7 +19,7 @@ from hybrid_strategy.sweeping.prepare import prepare_alone
 from hybrid_strategy.sweeping.session import Session
 
 SWEEPS = sorted(path.stem for path in shipped_folder("sweeps").glob("*.yaml"))
-TINY = ("model=llama_tiny", "trainer.accelerator=cpu")
+TINY = ("model=llama_tiny", "trainer.accelerator=cpu", "logger=csv")
 
 
 _made: dict[tuple[str, ...], Session] = {}
