@@ -33,6 +33,13 @@ def random_key(purpose: int, *numbers: int) -> int:
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
+def seed_cpu(key: int) -> None:
+    """Starts the generators of Python, numpy and torch (CPU) anew."""
+    random.seed(key)
+    np.random.seed(key & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(key)
+
+
 class RandomStreams:
     """The random states of Python, numpy and torch (CPU) as one stream apart from the process's own.
 
@@ -40,17 +47,17 @@ class RandomStreams:
     """
 
     def __init__(self, key: int) -> None:
-        self._states: tuple[Any, Any, torch.Tensor] = (
-            random.Random(key).getstate(),
-            np.random.RandomState(key & 0xFFFFFFFF).get_state(legacy=False),
-            torch.Generator().manual_seed(key).get_state(),
-        )
+        self._key = key
+        self._states: tuple[Any, Any, torch.Tensor] | None = None
 
     def _exchange(self) -> None:
         here = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
-        random.setstate(self._states[0])
-        np.random.set_state(self._states[1])
-        torch.set_rng_state(self._states[2])
+        if self._states is None:
+            seed_cpu(self._key)
+        else:
+            random.setstate(self._states[0])
+            np.random.set_state(self._states[1])
+            torch.set_rng_state(self._states[2])
         self._states = here
 
     def __enter__(self) -> RandomStreams:
@@ -73,9 +80,7 @@ class KeyedBatch(list[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         if get_worker_info() is not None:
-            random.seed(self.key)
-            np.random.seed(self.key & 0xFFFFFFFF)
-            torch.manual_seed(self.key)
+            seed_cpu(self.key)
         return super().__iter__()
 
 

@@ -25,7 +25,7 @@ from hybrid_strategy.strategy.checkpoint_writer import CheckpointWriter
 from hybrid_strategy.strategy.checkpointing import Loaded, StateKeeper
 from hybrid_strategy.strategy.data_position import Resumption
 from hybrid_strategy.strategy.options import Options
-from hybrid_strategy.strategy.random_state import RandomState, restore_random_state, take_random_state
+from hybrid_strategy.strategy.random_state import TakenRandomState, restore_random_state
 from hybrid_strategy.strategy.world import WorldStrategy
 
 _AFTER_AN_ERROR = 30.0
@@ -38,7 +38,7 @@ class CheckpointHooks(WorldStrategy):
     _loaded: Loaded | None = None
     _edited: Loaded | None = None
     _resumption: Resumption | None = None
-    _window_state: RandomState | None = None
+    _window_state: TakenRandomState | None = None
     _given: Mapping[str, Any] = MappingProxyType({})
     _last_save: tuple[Path, int] | None = None
     _first_batches: int = 0
@@ -237,7 +237,7 @@ class CheckpointHooks(WorldStrategy):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Keeps the random state that an interrupted window of accumulated batches is done again with."""
         if is_at_window_start(self._user_module().trainer):
-            self._window_state = take_random_state()
+            self._window_state = TakenRandomState()
 
     def _keeper(self) -> StateKeeper:
         return StateKeeper(self._user_module(), self.made, self.groups, self.optimizers, self._average)

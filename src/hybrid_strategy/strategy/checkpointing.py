@@ -55,7 +55,7 @@ from hybrid_strategy.strategy.own_states import (
     persistent_buffers,
     restore_metrics,
 )
-from hybrid_strategy.strategy.random_state import RandomState, coordinate_key, take_random_state
+from hybrid_strategy.strategy.random_state import RandomState, TakenRandomState, coordinate_key
 from hybrid_strategy.strategy.saved_weights import SavedWeights, fill, looks_at_weights
 
 T = TypeVar("T")
@@ -161,7 +161,7 @@ class StateKeeper:
         layout = self.groups.layout
         return layout.data_parallel_size * layout.context_parallel_size == 1
 
-    def content(self, checkpoint: dict[str, Any], given: Mapping[str, Any], window: RandomState | None) -> CheckpointContent:
+    def content(self, checkpoint: dict[str, Any], given: Mapping[str, Any], window: TakenRandomState | None) -> CheckpointContent:
         """All that this rank gives to a checkpoint.
 
         Args:
@@ -186,11 +186,11 @@ class StateKeeper:
             tensors.update(pieces)
         added = {**edits.added, **metric_states(self.module, self._owned, self._sees_all_samples)}
         replicated |= {f"{ADDED}.{name}": value for name, value in added.items()} | self._extra_states()
-        random_state = window if standing.rewound and window is not None else take_random_state()
+        random_state = window if standing.rewound and window is not None else TakenRandomState()
         return CheckpointContent(
             tensors=tensors,
             replicated=replicated,
-            random_state={coordinate_key(self.groups.coordinate): random_state},
+            random_state={coordinate_key(self.groups.coordinate): random_state.plain()},
             state={**state, RUN_STATE: own if positions is not None else {}},
             plan={"layout": vars(self.groups.layout), "model": self._model()},
             meta={

@@ -98,12 +98,14 @@ class LogExchange:
     def _reduce(self, flat: Tensor, entries: Sequence[Entry]) -> Tensor:
         first = len(flat) - len(entries)
         extreme = [first + index for index, entry in enumerate(entries) if entry.reduction in _EXTREMES]
+        if not extreme:
+            dist.all_reduce(flat, group=self._groups.data)
+            return flat
         tops = flat[extreme]
         flat[extreme] = 0.0
         dist.all_reduce(flat, group=self._groups.data)
-        if extreme:
-            dist.all_reduce(tops, op=dist.ReduceOp.MAX, group=self._groups.data)
-            flat[extreme] = tops
+        dist.all_reduce(tops, op=dist.ReduceOp.MAX, group=self._groups.data)
+        flat[extreme] = tops
         return flat
 
     # ------------------------------------------------------------------------------------------ along the pipeline
@@ -156,7 +158,8 @@ def _local(reduction: str, found: Contribution, device: torch.device) -> Tensor:
 def _signed(flat: Tensor, entries: Sequence[Entry]) -> Tensor:
     first = len(flat) - len(entries)
     least = [first + index for index, entry in enumerate(entries) if entry.reduction == "min"]
-    flat[least] = -flat[least]
+    if least:
+        flat[least] = -flat[least]
     return flat
 
 

@@ -22,22 +22,28 @@ def coordinate_key(coordinate: Coordinate) -> str:
     return f"pp{c.pipeline_parallel}_dp{c.data_parallel}_cp{c.context_parallel}_tp{c.tensor_parallel}"
 
 
-def take_random_state() -> RandomState:
-    """States of Python's, numpy's and torch's generators, as plain data."""
-    version, internal, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = numpy.random.get_state()
-    state: RandomState = {
-        "python": [version, list(internal), gauss],
-        "numpy": [str(name), torch.from_numpy(numpy.asarray(keys).astype("int64")), int(position), int(has_gauss), float(cached)],
-        "torch": torch.get_rng_state(),
-    }
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
+class TakenRandomState:
+    """States of Python's, numpy's and torch's generators at one moment: cheap to take with every step."""
+
+    def __init__(self) -> None:
+        self._python, self._numpy, self._torch = random.getstate(), numpy.random.get_state(legacy=False), torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+
+    def plain(self) -> RandomState:
+        """As plain data, for a checkpoint."""
+        version, internal, gauss = self._python
+        keys = torch.from_numpy(self._numpy["state"]["key"].astype("int64"))
+        name, position = self._numpy["bit_generator"], self._numpy["state"]["pos"]
+        state: RandomState = {
+            "python": [version, list(internal), gauss],
+            "numpy": [str(name), keys, int(position), int(self._numpy["has_gauss"]), float(self._numpy["gauss"])],
+            "torch": self._torch,
+        }
+        return state if self._cuda is None else {**state, "cuda": self._cuda}
 
 
 def put_random_state(state: Mapping[str, Any]) -> None:
-    """Puts the states of `take_random_state` back."""
+    """Puts the states of `TakenRandomState.plain` back."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]
