@@ -23,6 +23,7 @@ import multiprocessing
 import os
 import pickle
 import socket
+import sys
 import tempfile
 import time
 import traceback
@@ -130,7 +131,7 @@ def _serve(connection: Connection) -> None:
     multiprocessing.set_start_method(None, force=True)  # loaders start workers as they do under torchrun, not as we start this
     torch.set_num_threads(1)
     registry.entry_points = functools.cache(registry.entry_points)  # every Trainer asks what is installed: 30 ms
-    gc.freeze()  # the imported libraries are a million objects that need no second look
+    looked_over = 0
     untouched = dict(os.environ)
     talkers = {name: logging.getLogger(name).level for name in ("lightning.pytorch", "lightning.fabric")}
     while True:
@@ -138,6 +139,9 @@ def _serve(connection: Connection) -> None:
             job = connection.recv()
         except EOFError:
             return
+        if looked_over < len(sys.modules):  # what jobs have imported are a million objects that need no second look
+            gc.freeze()
+            looked_over = len(sys.modules)
         function, arguments, environment, process_group = job
         os.environ.clear()  # of what an earlier job set in this process, and not in that of its peer
         os.environ.update(untouched | environment)
