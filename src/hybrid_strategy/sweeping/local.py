@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import IO
 
 from hybrid_strategy.config.storage import PREEMPTED_FILE
@@ -145,7 +145,7 @@ class LocalRunner:
             each.output.close()
             state = read_state(each.point.folder)
             reason = "stopped with the sweep"
-            write_state(each.point.folder, State(states.PENDING, reason, state.attempt, state.started, time.time()))
+            write_state(each.point.folder, replace(state, state=states.PENDING, reason=reason, ended=time.time()))
         self._running.clear()
 
 

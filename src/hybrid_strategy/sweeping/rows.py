@@ -45,7 +45,6 @@ def row_of(point: Point) -> Row:
         note = f"requeued {state.requeues} x"
     ended = word in states.ENDED
     speed = _number(result.get("tokens_per_second") if ended else None, status.get("tokens_per_second"))
-    until = state.ended if ended and state.ended else time.time()
     return Row(
         name=point.name,
         state=word,
@@ -56,7 +55,7 @@ def row_of(point: Point) -> Row:
         tokens_per_second=speed,
         forecast_difference=difference(point, speed),
         peak_memory_bytes=_number(result.get("peak_memory_bytes"), status.get("peak_memory_bytes")),
-        seconds=until - state.started if state.started and word != states.PENDING else None,
+        seconds=state.seconds(time.time()),
         seconds_left=_number(status.get("seconds_left")) if word == states.RUNNING else None,
     )
 

@@ -69,12 +69,14 @@ class Screen:
             self.console.print(table(self.book, rows, live=False))
 
     def _tell(self, rows: Sequence[Row]) -> None:
-        """A line for each point that has changed; on a terminal only what ended badly, since the table shows the rest."""
+        """A line for each point that has changed; on a terminal, which has the table, only what ended badly or waits in vain."""
         for row in rows:
-            if self._seen.get(row.name) == row.state or (row.name not in self._seen and row.state == states.PENDING):
+            stuck = row.state == states.PENDING and states.STUCK in row.note
+            state = states.STUCK if stuck else row.state
+            if self._seen.get(row.name, states.PENDING) == state:
                 continue
-            self._seen[row.name] = row.state
-            if self._live is None or states.bad(row.state):
+            self._seen[row.name] = state
+            if self._live is None or states.bad(row.state) or stuck:
                 console = self._live.console if self._live is not None else self.console
                 console.print(line_of(row), markup=False, highlight=False, soft_wrap=True)
 

@@ -93,26 +93,33 @@ class SlurmSettings:
 
 
 @dataclass(frozen=True)
-class SweeperSettings:
+class GridSettings:
     """Which points there are.
 
     Attributes:
         params: key -> values in Hydra's grammar, e.g. `1,2,4`; the command line wins.
         points: sets of keys that go together, instead of every combination; the command line wins here, too.
-        axes: of the layouts, those that are free where nothing is said of them.
-        prune: do not run what the planner says cannot fit or cannot win.
-        slack: a layout whose forecast is so many times the best one cannot win.
-        top: run only so many, the best by forecast; null: all.
-        max_batch_size: points that Hydra's own sweeper hands over at once; has no meaning here.
     """
 
     params: Mapping[str, Any] = field(default_factory=dict)
     points: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class LayoutsSettings(GridSettings):
+    """Which layouts are points.
+
+    Attributes:
+        axes: those that are free where nothing is said of them.
+        prune: do not run what the planner says cannot fit or cannot win.
+        slack: a layout whose forecast is so many times the best one cannot win.
+        top: run only so many, the best by forecast; null: all.
+    """
+
     axes: tuple[str, ...] = ("tensor_parallel_size", "pipeline_parallel_size", "sharding")
     prune: bool = True
     slack: float = 1.5
     top: int | None = None
-    max_batch_size: int | None = None
 
 
 def settings_of(kind: type[T], values: Mapping[str, Any], prefix: str) -> T:
@@ -151,7 +158,7 @@ def checked_settings(overrides: Sequence[str]) -> tuple[str, ...]:
     """
     chosen = dict(each.split("=", 1) for each in overrides if each.startswith(("hydra/launcher=", "hydra/sweeper=")))
     launchers = {"local": (LocalSettings,), "slurm": (SlurmSettings,), None: (LocalSettings, SlurmSettings)}
-    sweepers = {"grid": (SweeperSettings,), "layouts": (SweeperSettings,), None: (SweeperSettings,)}
+    sweepers = {"grid": (GridSettings,), "layouts": (LayoutsSettings,), None: (LayoutsSettings,)}
     kinds = {
         "hydra.launcher": launchers.get(chosen.get("hydra/launcher"), ()),
         "hydra.sweeper": sweepers.get(chosen.get("hydra/sweeper"), ()),
