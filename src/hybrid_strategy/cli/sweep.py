@@ -106,7 +106,7 @@ def status(book: Book, given: argparse.Namespace) -> int:
         print(json.dumps({"name": book.name, "folder": str(book.folder), "results": result_rows(book)}, indent=2))
         return sweep_code(rows)
     console = make_console()
-    console.print(table(book, rows, live=False))
+    console.print(table(rows, console.width, live=False))
     for line in [summary(rows), *skipped_lines(book.skipped)]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return sweep_code(rows)
