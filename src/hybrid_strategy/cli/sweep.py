@@ -32,7 +32,7 @@ from hybrid_strategy.sweeping.screen import skipped_lines, summary, table
 from hybrid_strategy.sweeping.session import Session
 from hybrid_strategy.sweeping.slurm import commands
 from hybrid_strategy.sweeping.slurm.script import BATCH_LOG, SCRIPT_FILE
-from hybrid_strategy.sweeping.slurm.watching import Watcher
+from hybrid_strategy.sweeping.slurm.watching import Watcher, outage_line
 from hybrid_strategy.sweeping.wandb_report import log_report
 
 _LINES = 40
@@ -91,8 +91,11 @@ def folder_of(name: str, output_dir: str) -> Path:
 def _refresh(book: Book) -> None:
     """Asks Slurm about jobs that have not said how they ended."""
     open_points = [point for point in book.points if read_state(point.folder).job and not _ended(point)]
+    watcher = Watcher(patience_seconds=0.0)
     if open_points:
-        Watcher(patience_seconds=0.0).look(open_points)
+        watcher.look(open_points)
+    if watcher.outage:
+        print(outage_line(watcher.outage), file=sys.stderr)
 
 
 def _ended(point: Point) -> bool:

@@ -67,20 +67,21 @@ class Watcher:
 
     Attributes:
         patience_seconds: time from the end of a job until it is concluded from outside.
+        outage: what Slurm's commands said last, where they failed; what is known of the jobs is old then.
     """
 
     patience_seconds: float = _PATIENCE_SECONDS
     _ended_at: dict[str, float] = field(default_factory=dict)
-    _outage: str = ""
+    outage: str = ""
 
     def look(self, points: Sequence[Point]) -> list[Point]:
         """The points that are still alive; a controller that does not answer changes nothing."""
         jobs = {point.name: read_state(point.folder).job for point in points}
         try:
             found = commands.queue([job for job in jobs.values() if job])
-            self._outage = ""
+            self.outage = ""
         except RunError as error:
-            self._outage = str(error)
+            self.outage = str(error)
             return list(points)
         return [point for point in points if self._is_alive(point, *found.get(jobs[point.name], ("", "")))]
 
@@ -126,9 +127,17 @@ class Watcher:
         if slurm == "COMPLETED" and (folder / RESULT_FILE).exists():
             conclude(folder, states.OK, "")
             return
+        if state.state == states.PENDING and not slurm:  # of a task of an array that never began Slurm keeps nothing
+            conclude(folder, states.CANCELLED, "cancelled while it waited")
+            return
         said = batch_log_tail(folder)
         if not said and not slurm:
             conclude(folder, states.FAILED, "Slurm no longer knows the job, and it left no result")
             return
         cause = cause_of(folder, point.resources.world_size, said)
         conclude(folder, cause.state, cause.reason, cause.further())
+
+
+def outage_line(text: str) -> str:
+    """What to tell while Slurm does not answer."""
+    return f"Slurm does not answer, so this is how its jobs stood last: {' '.join(text.split())}"
