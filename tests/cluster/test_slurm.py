@@ -226,6 +226,10 @@ def test_detached_jobs_are_seen_cancelled_and_resumed_from_any_shell(sweep: Swee
     assert len(again) == 3
     assert sweep.read("seed-1", "state.json")["job"] in jobs
     assert "of an earlier command, and still alive: seed-3" in sweep.run("train", "-m", *held, "seed=1,2")[1]
+    here = [each for each in held if not each.startswith(("hydra/", "hydra.launcher"))]
+    code, text = sweep.run("train", "-m", *here, "seed=1,2")
+    assert code == 2
+    assert "hydra/launcher is 'local': a job of Slurm that waits or runs has the point's folder" in text
     assert sweep.run("sweep", "cancel", "s") == (0, "3 cancelled\n")
     assert str(sweep.points / "report.html") in sweep.run("sweep", "report", "s")[1]
     code, text = sweep.run("sweep", "logs", "s", "seed-1")

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from hybrid_strategy.cli.multirun import run_sweep
 from hybrid_strategy.cli.train import run as train
 from hybrid_strategy.config.compose import Source
 from hybrid_strategy.errors import ConfigError, RunError
-from hybrid_strategy.sweeping.attempts import read_state
+from hybrid_strategy.sweeping.attempts import read_state, write_state
 from hybrid_strategy.sweeping.launchers import RUNNERS
 from hybrid_strategy.sweeping.metrics import read_rows
 from hybrid_strategy.sweeping.session import Session
@@ -71,6 +72,8 @@ def test_every_end_has_its_cause_and_the_others_their_results(monkeypatch, tmp_p
     assert "seed-101: failed" in text
     assert "1 ok, 3 failed, 1 oom, 1 preempted" in text
 
+    failed = Path(f"outputs/sweeps/s/seed-{fake.RAISES}")
+    write_state(failed, replace(read_state(failed), job="7"))  # as if Slurm had run it
     first = {kind: float(str(_result(f"seed-{kind}")["wall_seconds"])) for kind in kinds}
     code, text = _sweep(monkeypatch, f"seed={','.join(map(str, kinds))}")  # only what did not end well is run again
     attempts = {kind: _result(f"seed-{kind}")["attempts"] for kind in kinds}
@@ -82,6 +85,7 @@ def test_every_end_has_its_cause_and_the_others_their_results(monkeypatch, tmp_p
     )
     assert saves.earlier_seconds == pytest.approx(first[fake.SAVES])
     assert both == pytest.approx(first[fake.SAVES] + saves.ended - saves.started)  # of all attempts, without what lies between
+    assert read_state(failed).job == ""
     assert "1 finished before" in text
     rows = read_rows(Path(f"outputs/sweeps/s/seed-{fake.SAVES}"))
     assert [row["step"] for row in rows] == ["0", "5", "7", "9"]

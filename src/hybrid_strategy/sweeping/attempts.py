@@ -71,7 +71,11 @@ def ended_at(folder: Path, state: State) -> float:
 
 def begin(folder: Path, job: str = "", requeues: int = 0) -> State:
     """Makes the folder ready for one more attempt: it goes on from the newest good checkpoint there, else from where the point
-    was told to start, and loses nothing logged."""
+    was told to start, and loses nothing logged.
+
+    Args:
+        job: of Slurm that runs the attempt; empty: it runs on this machine, whatever has run it before.
+    """
     before, point = read_state(folder), read_point(folder)
     earlier = replace(before, ended=ended_at(folder, before)).seconds(0.0) or 0.0
     checkpoint = newest_good(folder)
@@ -87,7 +91,7 @@ def begin(folder: Path, job: str = "", requeues: int = 0) -> State:
         config = moved(config, config.paths.run_dir, str(folder))
     start = point.start if point is not None else None
     write_config(replace(config, resume=str(checkpoint) if checkpoint else start), folder)
-    state = State(states.RUNNING, "", before.attempt + 1, time.time(), 0.0, job or before.job, requeues, earlier)
+    state = State(states.RUNNING, "", before.attempt + 1, time.time(), 0.0, job, requeues, earlier)
     write_state(folder, state)
     return state
 
