@@ -15,7 +15,7 @@ from pathlib import Path
 from hybrid_strategy.cli.hydra_app import SWEEP_FAILED
 from hybrid_strategy.cli.multirun import close, sweep_code
 from hybrid_strategy.config.folders import name_folder
-from hybrid_strategy.errors import ConfigError, did_you_mean, message
+from hybrid_strategy.errors import ConfigError, did_you_mean, message, of_file_system
 from hybrid_strategy.launch.job import log_path
 from hybrid_strategy.reporting.console import make_console
 from hybrid_strategy.sweeping import states
@@ -92,8 +92,13 @@ def _refresh(book: Book) -> None:
     """Asks Slurm about jobs that have not said how they ended."""
     open_points = [point for point in book.points if read_state(point.folder).job and not _ended(point)]
     watcher = Watcher(patience_seconds=0.0)
-    if open_points:
+    try:
         watcher.look(open_points)
+    except OSError as error:  # a sweep of somebody else may be looked at
+        print(
+            f"what Slurm says of its jobs cannot be kept, so this is how they stood last: {of_file_system(error)}",
+            file=sys.stderr,
+        )
     if watcher.outage:
         print(outage_line(watcher.outage), file=sys.stderr)
 

@@ -53,8 +53,12 @@ def quoted(override: str) -> str:
 
     >>> print(quoted("resume=runs/epoch=3.ckpt"))
     'resume="runs/epoch=3.ckpt"'
+    >>> print(quoted("tags=[a<b,c d]"))
+    'tags=["a<b","c d"]'
     """
     key, _, value = override.partition("=")
+    if re.fullmatch(r"\[[^\[\]{}\"']+\]", value):
+        return f"'{key}=[" + ",".join(f'"{each.strip()}"' for each in value[1:-1].split(",")) + "]'"
     inner = value.replace('"', '\\"').replace("'", "'\\''")
     return f"'{key}=\"{inner}\"'"
 
