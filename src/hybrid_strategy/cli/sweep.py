@@ -16,6 +16,7 @@ from hybrid_strategy.cli.hydra_app import SWEEP_FAILED
 from hybrid_strategy.cli.multirun import close, sweep_code
 from hybrid_strategy.config.folders import name_folder
 from hybrid_strategy.errors import ConfigError, did_you_mean, message, of_file_system
+from hybrid_strategy.files import json_of
 from hybrid_strategy.launch.job import log_path
 from hybrid_strategy.reporting.console import make_console
 from hybrid_strategy.sweeping import states
@@ -111,7 +112,7 @@ def status(book: Book, given: argparse.Namespace) -> int:
     """The table, or the rows as JSON."""
     rows = [row_of(point) for point in book.points]
     if given.json:
-        print(json.dumps({"name": book.name, "folder": str(book.folder), "results": result_rows(book)}, indent=2))
+        print(json_of({"name": book.name, "folder": str(book.folder), "results": result_rows(book)}))
         return sweep_code(rows)
     console = make_console()
     console.print(table(rows, console.width, live=False))

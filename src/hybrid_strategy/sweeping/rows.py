@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from hybrid_strategy.files import as_number, read_json
@@ -45,6 +46,7 @@ def row_of(point: Point) -> Row:
         note = f"requeued {state.requeues} x"
     ended = word in states.ENDED
     speed = _number(result.get("tokens_per_second") if ended else None, status.get("tokens_per_second"))
+    speed = speed if speed is not None and isfinite(speed) else None
     return Row(
         name=point.name,
         state=word,
