@@ -29,8 +29,13 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """As `write_text`. Numbers that are not finite become text, which every reader of JSON understands."""
-    write_text(path, json.dumps(_finite(value), indent=2) + "\n")
+    """As `write_text`, of `json_of`."""
+    write_text(path, json_of(value) + "\n")
+
+
+def json_of(value: Any) -> str:
+    """JSON. Numbers that are not finite become text, which every reader of JSON understands."""
+    return json.dumps(_finite(value), indent=2)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -203,25 +203,34 @@ def test_a_node_without_power_is_survived(sweep: Sweep):
 
 def test_detached_jobs_are_seen_cancelled_and_resumed_from_any_shell(sweep: Sweep):
     """Jobs that are held: nothing of this needs them to run."""
-    command = ("train", "-m", *_BASE, "seed=1,2", "hydra.launcher.wait=false", "hydra.launcher.sbatch={hold: true}")
+    held = (*_BASE, "hydra.launcher.wait=false", "hydra.launcher.sbatch={hold: true}")
+    command = ("train", "-m", *held, "seed=1,2,3")
     code, text = sweep.run(*command)
     assert code == 0, text
     assert "submitted; it goes on without this command" in text
     jobs = _slurm("squeue", "--noheader", "--array", "--me", "--format=%i").split()
-    assert len(jobs) == 2
+    assert len(jobs) == 3
     code, text = sweep.run(*command)
     assert code == 0, text
     assert _slurm("squeue", "--noheader", "--array", "--me", "--format=%i").split() == jobs, "what waits is not submitted again"
     assert sweep.run("sweep", "cancel", "s", "seed-2") == (0, "1 cancelled\n")
+    _slurm("scancel", sweep.read("seed-3", "state.json")["job"])  # of a task that never began Slurm keeps nothing
     code, text = sweep.run("sweep", "status", "s", "--json")
     assert code == 5
     found = {each["point"]: (each["state"], each["reason"]) for each in json.loads(text)["results"]}
-    assert found["seed-1"] == ("pending", "waiting: JobHeldUser")
+    assert found["seed-1"] == ("pending", "waiting: JobHeldUser; it will not start as it is")
     assert found["seed-2"][0] == "cancelled"
+    assert found["seed-3"] == ("cancelled", "cancelled while it waited")
     assert sweep.run("sweep", "resume", "s")[0] == 0
     again = _slurm("squeue", "--noheader", "--array", "--me", "--format=%i").split()
-    assert len(again) == 2
-    assert jobs[0] in again
+    assert len(again) == 3
+    assert sweep.read("seed-1", "state.json")["job"] in jobs
+    assert "of an earlier command, and still alive: seed-3" in sweep.run("train", "-m", *held, "seed=1,2")[1]
+    here = [each for each in held if not each.startswith(("hydra/", "hydra.launcher"))]
+    code, text = sweep.run("train", "-m", *here, "seed=1,2")
+    assert code == 2
+    assert "hydra/launcher is 'local': a job of Slurm that waits or runs has the point's folder" in text
+    assert sweep.run("sweep", "cancel", "s") == (0, "3 cancelled\n")
     assert str(sweep.points / "report.html") in sweep.run("sweep", "report", "s")[1]
     code, text = sweep.run("sweep", "logs", "s", "seed-1")
     assert (code, text) == (0, f"==> {sweep.points / 'seed-1/slurm/batch.log'}\n(nothing yet)\n")

@@ -80,6 +80,12 @@ def test_a_size_that_does_not_fit_is_refused_with_the_valid_ones():
     assert "Set 1, 2, 4 or 8" in only.reason
 
 
+def test_a_data_parallel_size_that_is_part_of_no_layout_is_told():
+    found, (skipped,) = _split(Space(2, Axes({"data_parallel_size": (1, 4)}, ("tensor_parallel_size", "pipeline_parallel_size"))))
+    assert "data_parallel_size is 4" in skipped.reason
+    assert {each.layout.name for each in found} == {"pp2", "tp2"}
+
+
 def test_tensor_parallel_groups_stay_inside_a_node():
     candidates, skipped = _split(Space(16, Axes({"tensor_parallel_size": (4,)}), gpus_per_node=2, shape=SMALL))
     assert not candidates

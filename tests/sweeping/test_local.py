@@ -6,11 +6,13 @@ import errno
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,7 @@ from hybrid_strategy.cli.multirun import run_sweep
 from hybrid_strategy.cli.train import run as train
 from hybrid_strategy.config.compose import Source
 from hybrid_strategy.errors import ConfigError, RunError
-from hybrid_strategy.sweeping.attempts import read_state
+from hybrid_strategy.sweeping.attempts import read_state, write_state
 from hybrid_strategy.sweeping.launchers import RUNNERS
 from hybrid_strategy.sweeping.metrics import read_rows
 from hybrid_strategy.sweeping.session import Session
@@ -70,10 +72,20 @@ def test_every_end_has_its_cause_and_the_others_their_results(monkeypatch, tmp_p
     assert "seed-101: failed" in text
     assert "1 ok, 3 failed, 1 oom, 1 preempted" in text
 
+    failed = Path(f"outputs/sweeps/s/seed-{fake.RAISES}")
+    write_state(failed, replace(read_state(failed), job="7"))  # as if Slurm had run it
+    first = {kind: float(str(_result(f"seed-{kind}")["wall_seconds"])) for kind in kinds}
     code, text = _sweep(monkeypatch, f"seed={','.join(map(str, kinds))}")  # only what did not end well is run again
     attempts = {kind: _result(f"seed-{kind}")["attempts"] for kind in kinds}
     assert attempts == {kind: 1 if kind == fake.OK else 2 for kind in kinds}
     assert _result(f"seed-{fake.SAVES}")["state"] == "ok"
+    both, saves = (
+        float(str(_result(f"seed-{fake.SAVES}")["wall_seconds"])),
+        read_state(Path(f"outputs/sweeps/s/seed-{fake.SAVES}")),
+    )
+    assert saves.earlier_seconds == pytest.approx(first[fake.SAVES])
+    assert both == pytest.approx(first[fake.SAVES] + saves.ended - saves.started)  # of all attempts, without what lies between
+    assert read_state(failed).job == ""
     assert "1 finished before" in text
     rows = read_rows(Path(f"outputs/sweeps/s/seed-{fake.SAVES}"))
     assert [row["step"] for row in rows] == ["0", "5", "7", "9"]
@@ -190,6 +202,21 @@ def test_settings_of_launcher_and_sweeper_are_checked(monkeypatch, wrong, capsys
 
 
 @pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        ("sweeps=parallel_sizes hydra/sweeper=grid", "hydra.sweeper.axes is set: hydra/sweeper=grid has no such key"),
+        ("sweeps=parallel_sizes hydra/sweeper=basic", "BasicSweeper has no such key. Set hydra/sweeper=layouts"),
+        ("sweeps=scaling hydra/sweeper=basic", "BasicSweeper has no such key. Set hydra/sweeper=grid or layouts"),
+        ("seed=1,2 hydra.sweeper.top=1", "hydra.sweeper.top is set: hydra/sweeper=grid has no such key"),
+        ("seed=1,2 hydra/launcher=basic hydra.launcher.time=5", "has no such key. Set hydra/launcher=local or slurm"),
+    ],
+)
+def test_a_sweeper_without_a_setting_is_told_from_one_that_has_it(monkeypatch, chosen, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        _sweep(monkeypatch, *chosen.split())
+
+
+@pytest.mark.parametrize(
     "words", [["hydra.launcher.time=5"], ["hydra/launcher=local", "hydra.launcher.time=5"], ["hydra.sweeper.top=3", "seed=1"]]
 )
 def test_settings_of_a_sweep_where_there_is_none_are_refused(words):
@@ -199,10 +226,15 @@ def test_settings_of_a_sweep_where_there_is_none_are_refused(words):
 
 def test_another_configuration_under_the_same_name_sets_the_earlier_run_aside(monkeypatch):
     _sweep(monkeypatch, "seed=100,108")
-    code, _ = _sweep(monkeypatch, "seed=100,108", "trainer.max_steps=3")
+    code, text = _sweep(monkeypatch, "seed=100,108", "trainer.max_steps=3")
     assert code == 0
+    changed = "seed-100 was run with another configuration (trainer.max_steps -1, now 3), which is set aside as seed-100~"
+    assert changed in text
     folders = sorted(each.name.partition("~")[0] for each in Path("outputs/sweeps/s").iterdir() if each.is_dir())
     assert folders == ["seed-100", "seed-100", "seed-108", "seed-108"]
+    _, text = _sweep(monkeypatch, "seed=100,109", "trainer.max_steps=3")
+    assert "of an earlier command, and no part of this one: seed-108; their folders stay as they are" in text
+    assert "2 points, 1 finished before" in text
 
 
 def test_runs_are_named_grouped_and_tagged_by_point(monkeypatch):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hybrid_strategy.files import json_of
 from hybrid_strategy.sweeping.book import Book
 from hybrid_strategy.sweeping.layouts import Skipped
 from hybrid_strategy.sweeping.points import Point
@@ -139,10 +140,12 @@ def test_a_point_that_diverged_has_ended_and_is_the_last(tmp_path: Path):
         folder = tmp_path / str(other)
         points = (
             ended_point(folder, "diverged", {}, float("nan"), last_validation_loss=str(other)),
+            ended_point(folder, "no speed", {}, 2.0, tokens_per_second="nan"),
             ended_point(folder, "fine", {}, 2.0),
         )
         book = Book(folder, points, (), {})
-        assert [row["point"] for row in result_rows(book)] == ["fine", "diverged"]
+        assert [row["point"] for row in result_rows(book)] == ["fine", "no speed", "diverged"]
+        assert not re.search(r"\b(NaN|-?Infinity)\b", json_of(result_rows(book))), "no reader of JSON knows it"
         assert f"diverged ok 2 {other}" in " ".join(re.sub(r"<[^>]*>", " ", report(book)).split())
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from hybrid_strategy.errors import ConfigError
 from hybrid_strategy.sweeping.points import Point, Resources
-from hybrid_strategy.sweeping.settings import LocalSettings, SlurmSettings, SweeperSettings, settings_of
+from hybrid_strategy.sweeping.settings import LayoutsSettings, LocalSettings, SlurmSettings, settings_of
 from hybrid_strategy.sweeping.slurm.script import script_of
 
 POINT = Point("tp2", Path("/here/tp2"), (), {}, (), Resources(2, 4, gpus=True), {}, "d")
@@ -72,7 +72,26 @@ def test_what_cannot_be_is_refused_by_name(values: dict[str, Any], key: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("kind", "values"), [(LocalSettings, {"max_parallel": -1}), (SweeperSettings, {"top": 0}), (SweeperSettings, {"slack": 0.5})]
+    ("values", "refused"),
+    [
+        ({"environment": {"WANDB_API_KEY": "0123"}}, True),
+        ({"environment": {"hf_token": "0123"}}, True),
+        ({"setup": ["module load cuda; export WANDB_API_KEY='0123'"]}, True),
+        ({"setup": ["export WANDB_API_KEY=$(cat ~/key)", 'export HF_TOKEN="$TOKEN"']}, False),
+        ({"environment": {"WANDB_API_KEY": None, "TOKENIZERS_PARALLELISM": "false", "MONKEY": 1}}, False),
+    ],
+)
+def test_no_secret_comes_into_files_that_are_shown_to_others(values: dict[str, Any], refused: bool) -> None:
+    if not refused:
+        settings_of(SlurmSettings, values, "hydra.launcher")
+        return
+    with pytest.raises(ConfigError, match="a secret would stand in") as error:
+        settings_of(SlurmSettings, values, "hydra.launcher")
+    assert "0123" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"), [(LocalSettings, {"max_parallel": -1}), (LayoutsSettings, {"top": 0}), (LayoutsSettings, {"slack": 0.5})]
 )
 def test_numbers_out_of_range_are_refused(kind: type, values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="or more"):

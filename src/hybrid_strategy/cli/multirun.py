@@ -15,7 +15,7 @@ from hybrid_strategy.errors import ConfigError, message
 from hybrid_strategy.reporting.console import make_console
 from hybrid_strategy.sweeping import states
 from hybrid_strategy.sweeping.book import Book
-from hybrid_strategy.sweeping.closing import closing_lines
+from hybrid_strategy.sweeping.closing import closing_lines, goes_on
 from hybrid_strategy.sweeping.grid import choices_of
 from hybrid_strategy.sweeping.rows import Row, row_of
 from hybrid_strategy.sweeping.session import Session
@@ -71,7 +71,12 @@ def run_sweep(given: Arguments, point: Point, target: str) -> int:
     entry = (sys.executable, "-m", "hybrid_strategy.cli.point")
     session = Session(make_console(), command, single, target, entry)
     check_first(_first_point(given), lambda config: None)
-    code = run_app(replace(given, multirun=True), point, session)
+    try:
+        code = run_app(replace(given, multirun=True), point, session)
+    except KeyboardInterrupt:
+        if session.points:
+            print(f"\n{goes_on(session.folder)}", file=sys.stderr)
+        raise
     if session.error is not None:
         raise session.error
     if session.failed and code == 0:  # they ran elsewhere, and said so there

@@ -15,7 +15,8 @@ from pathlib import Path
 from hybrid_strategy.cli.hydra_app import SWEEP_FAILED
 from hybrid_strategy.cli.multirun import close, sweep_code
 from hybrid_strategy.config.folders import name_folder
-from hybrid_strategy.errors import ConfigError, did_you_mean, message
+from hybrid_strategy.errors import ConfigError, did_you_mean, message, of_file_system
+from hybrid_strategy.files import json_of
 from hybrid_strategy.launch.job import log_path
 from hybrid_strategy.reporting.console import make_console
 from hybrid_strategy.sweeping import states
@@ -32,7 +33,7 @@ from hybrid_strategy.sweeping.screen import skipped_lines, summary, table
 from hybrid_strategy.sweeping.session import Session
 from hybrid_strategy.sweeping.slurm import commands
 from hybrid_strategy.sweeping.slurm.script import BATCH_LOG, SCRIPT_FILE
-from hybrid_strategy.sweeping.slurm.watching import Watcher
+from hybrid_strategy.sweeping.slurm.watching import Watcher, outage_line
 from hybrid_strategy.sweeping.wandb_report import log_report
 
 _LINES = 40
@@ -91,8 +92,16 @@ def folder_of(name: str, output_dir: str) -> Path:
 def _refresh(book: Book) -> None:
     """Asks Slurm about jobs that have not said how they ended."""
     open_points = [point for point in book.points if read_state(point.folder).job and not _ended(point)]
-    if open_points:
-        Watcher(patience_seconds=0.0).look(open_points)
+    watcher = Watcher(patience_seconds=0.0)
+    try:
+        watcher.look(open_points)
+    except OSError as error:  # a sweep of somebody else may be looked at
+        print(
+            f"what Slurm says of its jobs cannot be kept, so this is how they stood last: {of_file_system(error)}",
+            file=sys.stderr,
+        )
+    if watcher.outage:
+        print(outage_line(watcher.outage), file=sys.stderr)
 
 
 def _ended(point: Point) -> bool:
@@ -103,10 +112,10 @@ def status(book: Book, given: argparse.Namespace) -> int:
     """The table, or the rows as JSON."""
     rows = [row_of(point) for point in book.points]
     if given.json:
-        print(json.dumps({"name": book.name, "folder": str(book.folder), "results": result_rows(book)}, indent=2))
+        print(json_of({"name": book.name, "folder": str(book.folder), "results": result_rows(book)}))
         return sweep_code(rows)
     console = make_console()
-    console.print(table(book, rows, live=False))
+    console.print(table(rows, console.width, live=False))
     for line in [summary(rows), *skipped_lines(book.skipped)]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return sweep_code(rows)

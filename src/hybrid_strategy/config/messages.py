@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hydra.errors import HydraException, MissingConfigException
+from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import MarkedYAMLError
 
@@ -20,6 +21,7 @@ HYDRA_ERRORS: tuple[type[Exception], ...] = (HydraException, OmegaConfBaseExcept
 _FULL_KEY = re.compile(r"full_key: (\S+)")
 _VALUE = re.compile(r"^Value (.*) of type '(\w+)'", re.DOTALL)
 _FILE = re.compile(r"^In '([^']*)'")
+_NOT_IN = re.compile(r"^Key '.*' not in '(\w+)'", re.MULTILINE)
 _ABSENT = re.compile(r"^Could not delete from config\. '(.*)' does not exist\.")
 _LISTED = re.compile(r"Could not load '(.+)/([^/']+)'")
 _AMBIGUOUS = re.compile(r"^Ambiguous value for argument '(.*)'$", re.MULTILINE)
@@ -51,8 +53,12 @@ def quoted(override: str) -> str:
 
     >>> print(quoted("resume=runs/epoch=3.ckpt"))
     'resume="runs/epoch=3.ckpt"'
+    >>> print(quoted("tags=[a<b,c d]"))
+    'tags=["a<b","c d"]'
     """
     key, _, value = override.partition("=")
+    if re.fullmatch(r"\[[^\[\]{}\"']+\]", value):
+        return f"'{key}=[" + ",".join(f'"{each.strip()}"' for each in value[1:-1].split(",")) + "]'"
     inner = value.replace('"', '\\"').replace("'", "'\\''")
     return f"'{key}=\"{inner}\"'"
 
@@ -93,7 +99,7 @@ def explained(
     if key is None:
         return ConfigError(text.strip())
     where = _FILE.match(str(error))
-    source = f" (in conf/{where[1]}.yaml)" if where else ""
+    source = f" (in {'' if where[1].startswith('sweeps/') else 'conf/'}{where[1]}.yaml)" if where else ""
     return _by_key(text, Place(key, kind, prefix, source, (given or {}).get(key)))
 
 
@@ -123,10 +129,17 @@ def _by_key(text: str, place: Place) -> ConfigError:
     lines = [line for line in text.splitlines() if not line.startswith((" ", "\t"))]
     if "nterpolation" in text:
         return ConfigError(message(full_key, Shown(f"not resolved{source}"), " ".join(lines), "", ""))
-    unknown = known_keys(kind, key)
+    unknown = known_keys(kind, key) if not full_key.startswith("hydra.") or prefix else None
+    if unknown is not None and (having := _options_with(full_key)):
+        return _not_of_chosen(
+            full_key, f"{prefix.replace('.', '/')}={kind.__name__.removesuffix('Settings').lower()}", having, source
+        )
     if unknown is not None:
         where, names = unknown
         return no_such_key(f"{prefix}.{where}" if prefix else where, Shown(f"set{source}"), names)
+    absent = _NOT_IN.search(text)
+    if absent is not None:
+        return _not_of_chosen(full_key, absent[1].removesuffix("Conf"), _options_with(full_key), source)
     if text == "missing":
         return ConfigError(message(full_key, Shown("missing"), "it has no default", "", f"Set {full_key}=<value>"))
     wanted = describe(kind, key)
@@ -140,6 +153,20 @@ def _by_key(text: str, place: Place) -> ConfigError:
         advice = f"Set {wanted}" if "a list" not in wanted or shown is not typed else f"Set {wanted}, such as [{typed}]"
         return ConfigError(message(full_key, Shown(shown + source), f"it must be {wanted}", "", advice))
     return ConfigError(message(full_key, Shown(f"wrong{source}"), " ".join(lines) or text, "", ""))
+
+
+def _not_of_chosen(key: str, chosen: str, having: Sequence[str], source: str) -> ConfigError:
+    """A key below `hydra` that what is chosen there does not have, e.g. of another launcher or sweeper."""
+    group = key.rpartition(".")[0].replace(".", "/")
+    advice = f"Set {group}={' or '.join(having)}, or leave it out" if having else "Leave it out"
+    return ConfigError(message(key, Shown(f"set{source}"), f"{chosen} has no such key", "", advice))
+
+
+def _options_with(key: str) -> list[str]:
+    """The shipped launchers, or sweepers, that have a key such as `hydra.sweeper.axes`."""
+    group, _, name = key.rpartition(".")
+    files = sorted((shipped_folder("conf") / group.replace(".", "/")).glob("*.yaml")) if group.startswith("hydra.") else []
+    return [path.stem for path in files if name in OmegaConf.load(path)]
 
 
 _PLUGINS = {

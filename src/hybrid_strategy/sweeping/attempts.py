@@ -27,7 +27,8 @@ class State:
         state: a word of `sweeping/states.py`.
         reason: why, in a line, where it did not end well.
         attempt: 1 for the first start.
-        started, ended: seconds since the epoch; 0: not yet.
+        started, ended: of this attempt, in seconds since the epoch; 0: not yet.
+        earlier_seconds: what the attempts before this one took together.
         job: of the Slurm job, as `scontrol` names it.
         requeues: how often it was put back into the queue.
     """
@@ -39,6 +40,11 @@ class State:
     ended: float = 0.0
     job: str = ""
     requeues: int = 0
+    earlier_seconds: float = 0.0
+
+    def seconds(self, now: float) -> float | None:
+        """What all attempts took together, up to now where one is running; None where none has begun."""
+        return self.earlier_seconds + (self.ended or now) - self.started if self.started else None
 
 
 def read_state(folder: Path) -> State:
@@ -53,10 +59,25 @@ def write_state(folder: Path, state: State) -> None:
     write_json(folder / STATE_FILE, vars(state))
 
 
+def ended_at(folder: Path, state: State) -> float:
+    """When the attempt ended; of one that could not say so, when it was last heard of."""
+    if state.ended or not state.started:
+        return state.ended
+    try:
+        return max(state.started, (folder / STATUS_FILE).stat().st_mtime)
+    except OSError:
+        return state.started
+
+
 def begin(folder: Path, job: str = "", requeues: int = 0) -> State:
     """Makes the folder ready for one more attempt: it goes on from the newest good checkpoint there, else from where the point
-    was told to start, and loses nothing logged."""
+    was told to start, and loses nothing logged.
+
+    Args:
+        job: of Slurm that runs the attempt; empty: it runs on this machine, whatever has run it before.
+    """
     before, point = read_state(folder), read_point(folder)
+    earlier = replace(before, ended=ended_at(folder, before)).seconds(0.0) or 0.0
     checkpoint = newest_good(folder)
     anew = (STATUS_FILE,) if checkpoint is None else ()  # where nothing is left to do, what the last attempt reached stands
     for name in (RESULT_FILE, PREEMPTED_FILE, *anew):
@@ -70,7 +91,7 @@ def begin(folder: Path, job: str = "", requeues: int = 0) -> State:
         config = moved(config, config.paths.run_dir, str(folder))
     start = point.start if point is not None else None
     write_config(replace(config, resume=str(checkpoint) if checkpoint else start), folder)
-    state = State(states.RUNNING, "", before.attempt + 1, time.time(), 0.0, job or before.job, requeues)
+    state = State(states.RUNNING, "", before.attempt + 1, time.time(), 0.0, job, requeues, earlier)
     write_state(folder, state)
     return state
 
@@ -79,10 +100,9 @@ def conclude(folder: Path, state: str, reason: str, further: dict[str, Any] | No
     """Writes how the attempt ended: `result.json` for good, `state.json` beside it."""
     merge_parts(folder)
     before = read_state(folder)
-    now = replace(before, state=state, reason=reason, ended=time.time())
+    now = replace(before, state=state, reason=reason, ended=before.ended or time.time())
     result = read_json(folder / RESULT_FILE) or {}
-    seconds = now.ended - now.started if now.started else None
-    account = {"state": state, "reason": reason, "attempts": now.attempt, "wall_seconds": seconds, "job": now.job}
+    account = {"state": state, "reason": reason, "attempts": now.attempt, "wall_seconds": now.seconds(now.ended), "job": now.job}
     write_json(folder / RESULT_FILE, {**account, **result, **account, **(further or {})})
     write_state(folder, now)
     return now

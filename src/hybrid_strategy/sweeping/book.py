@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,13 @@ from hybrid_strategy.files import read_json, write_json
 from hybrid_strategy.sweeping import states
 from hybrid_strategy.sweeping.attempts import State, read_state, write_state
 from hybrid_strategy.sweeping.layouts import Skipped
-from hybrid_strategy.sweeping.points import Point, read_point, write_point
+from hybrid_strategy.sweeping.points import Point, differences, read_point, write_point
 from hybrid_strategy.sweeping.prepare import Ready
 
 SWEEP_FILE = "sweep.json"
+
+_SHOWN = 3
+"""So many changed keys are told of."""
 
 LOST = "lost"
 _LOST_REASON = "its folder is not there any more, or not whole; the command that started the sweep makes it anew"
@@ -75,12 +78,13 @@ def keep(book: Book) -> None:
     write_json(book.folder / SWEEP_FILE, {**book.settings, "points": names, "skipped": skipped})
 
 
-def enter(ready: Sequence[Ready], alive: Callable[[Point], bool]) -> list[Point]:
+def enter(ready: Sequence[Ready], alive: Callable[[Point], bool], say: Callable[[str], None]) -> list[Point]:
     """Writes the folders of the points. What is finished or alive is left as it is; where the configuration is another one, the
-    earlier run is set aside.
+    earlier run is set aside, and the user is told.
 
     Args:
         alive: is a job of this point waiting or running?
+        say: shows a line to the user.
 
     Raises:
         ConfigError: a point of another configuration is alive under this name.
@@ -99,7 +103,7 @@ def enter(ready: Sequence[Ready], alive: Callable[[Point], bool]) -> list[Point]
                 points.append(point)
                 continue
         elif old is not None:
-            _set_aside(point.folder)
+            say(_set_aside(each))
         write_point(point, each.config, each.planned)
         if read_state(point.folder).state != states.PENDING:
             write_state(point.folder, replace(read_state(point.folder), state=states.PENDING, reason=""))
@@ -123,14 +127,38 @@ def _same_run(ready: Ready, wandb_id: str) -> Any:
     return replace(ready.config, logger=loggers)
 
 
-def _set_aside(folder: Path) -> Path:
-    """The name is taken by a run of another configuration: it keeps its files under another name."""
+def others(folder: Path, names: Set[str], alive: Callable[[Point], bool], say: Callable[[str], None]) -> list[Point]:
+    """Points that an earlier command left in the folder of this sweep and that this one does not have.
+
+    The user is told of them. Returns those that are alive: nobody would watch or cancel them any more.
+
+    Args:
+        names: of the points of this command.
+        alive, say: as of `enter`.
+    """
+    if read_json(folder / SWEEP_FILE) is None:
+        return []
+    earlier = [each for each in open_book(folder).points if each.name not in names and each.folder != folder]
+    kept = [each for each in earlier if alive(each)]
+    left = ", ".join(each.name for each in earlier if each not in kept)
+    if kept:
+        say(f"of an earlier command, and still alive: {', '.join(each.name for each in kept)}; shown with the others")
+    if left:
+        say(f"of an earlier command, and no part of this one: {left}; their folders stay as they are")
+    return kept
+
+
+def _set_aside(ready: Ready) -> str:
+    """The name is taken by a run of another configuration: it keeps its files under another name. Returns what to tell."""
+    folder = ready.point.folder
+    changed = ", ".join(differences(folder, ready.config)[:_SHOWN])
     stamp = time.strftime("%Y%m%d-%H%M%S")
     number, target = 1, folder.with_name(f"{folder.name}~{stamp}")
     while target.exists():
         number += 1
         target = folder.with_name(f"{folder.name}~{stamp}-{number}")
-    return folder.rename(target)
+    folder.rename(target)
+    return f"{folder.name} was run with another configuration ({changed}), which is set aside as {target.name}"
 
 
 def to_run(points: Sequence[Point]) -> list[Point]:

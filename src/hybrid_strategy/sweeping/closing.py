@@ -34,8 +34,13 @@ def closing_lines(book: Book, rows: Sequence[Row], detached: bool) -> list[str]:
     lines += [f"report: {report}"] if report.exists() else []
     lines += sync_lines(book.points, book.folder)
     if any(states.bad(row.state) for row in rows):
-        lines.append(f"the same command again, or `hybrid sweep resume {folder}`, runs only what is missing")
+        lines.append(goes_on(book.folder))
     return lines
+
+
+def goes_on(folder: Path | None) -> str:
+    """How to run what is missing."""
+    return f"the same command again, or `hybrid sweep resume {shlex.quote(str(folder))}`, runs only what is missing"
 
 
 def verb_lines(verbs: Sequence[str], folder: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -68,8 +69,10 @@ def _launch(task: Launch, batch: Batch, session: Session) -> list[JobReturn]:
         return [_returned(each, batch, State()) for each in ready]
     check_folders(ready[0].config)
     with locked(folder):
-        points = books.enter(ready, runner.alive)
-        session.points.extend(points)
+        say = partial(session.console.print, markup=False, highlight=False, soft_wrap=True)
+        names = {each.name for each in session.points} | {each.point.name for each in ready}
+        kept = books.others(folder, names, runner.alive, say)
+        session.points.extend((*books.enter(ready, runner.alive, say), *kept))
         book = books.Book(folder, tuple(session.points), tuple(session.skipped), _settings(task, session))
         books.keep(book)
         run_points(book, runner, session)

@@ -103,6 +103,8 @@ def _sizes(space: Space) -> Iterator[Layout | Skipped]:
     axes, world = space.axes, space.world_size
     length = space.shape.sequence_length if space.shape is not None else 0
     exact = not {"tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"} & set(axes.free)
+    # data-parallel sizes that are part of no layout, each with sizes that were tried beside it
+    left = {each: (0, 0, 0) for each in axes.values("data_parallel_size", ("auto",)) if each not in (None, "auto")}
     for tensor in axes.values("tensor_parallel_size", divisors(world)):
         tensor = tensor or 1
         if world % tensor:
@@ -117,7 +119,11 @@ def _sizes(space: Space) -> Iterator[Layout | Skipped]:
             for data in axes.values("data_parallel_size", ("auto",)):
                 wanted = "auto" if data is None else data
                 if wanted == "auto" or prod(inner) * wanted == world or exact:
+                    left.pop(wanted, None)
                     yield _resolved(world, inner, wanted)
+                elif left.get(wanted) == (0, 0, 0):
+                    left[wanted] = inner
+    yield from (_resolved(world, inner, data) for data, inner in left.items() if inner != (0, 0, 0))
 
 
 def _resolved(world: int, inner: tuple[int, int, int], data: int | str) -> Layout | Skipped:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import IO
 
 from hybrid_strategy.config.storage import PREEMPTED_FILE
 from hybrid_strategy.config.world import visible_gpus
+from hybrid_strategy.errors import ConfigError, message
 from hybrid_strategy.files import read_json
 from hybrid_strategy.launch.parent_death import PARENT_VARIABLE
 from hybrid_strategy.sweeping import states
@@ -21,6 +23,7 @@ from hybrid_strategy.sweeping.attempts import State, begin, conclude, read_state
 from hybrid_strategy.sweeping.causes import PREEMPTED_CODE, Cause, cause_of
 from hybrid_strategy.sweeping.points import Point
 from hybrid_strategy.sweeping.settings import LocalSettings, seconds_of
+from hybrid_strategy.sweeping.slurm.watching import Watcher
 from hybrid_strategy.units import format_seconds
 
 OUTPUT_FILE = "output.log"
@@ -82,7 +85,21 @@ class LocalRunner:
                 self._stop_all()
 
     def alive(self, point: Point) -> bool:
-        """Whatever ran here ended with the command that ran it."""
+        """Whatever ran here ended with the command that ran it.
+
+        Raises:
+            ConfigError: Slurm has a job of this point.
+        """
+        state = read_state(point.folder)
+        if (
+            state.job
+            and state.state not in states.ENDED
+            and shutil.which("squeue")
+            and Watcher(patience_seconds=0.0).look([point])
+        ):
+            rule, numbers = "a job of Slurm that waits or runs has the point's folder", f"{point.name} is job {state.job}"
+            advice = f"Set slurm, or end the jobs with `hybrid sweep cancel {point.folder.parent}`"
+            raise ConfigError(message("hydra/launcher", "local", rule, numbers, advice))
         return False
 
     def _room(self, point: Point, free: Sequence[str]) -> bool:
@@ -145,7 +162,7 @@ class LocalRunner:
             each.output.close()
             state = read_state(each.point.folder)
             reason = "stopped with the sweep"
-            write_state(each.point.folder, State(states.PENDING, reason, state.attempt, state.started, time.time()))
+            write_state(each.point.folder, replace(state, state=states.PENDING, reason=reason, ended=time.time()))
         self._running.clear()
 
 

@@ -10,9 +10,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from hybrid_strategy.config.plan import RunPlan
 from hybrid_strategy.config.settings import RunConfig
-from hybrid_strategy.config.storage import PLAN_FILE, as_values, write_config
+from hybrid_strategy.config.storage import CONFIG_FILE, PLAN_FILE, as_values, write_config
 from hybrid_strategy.files import read_json, write_json
 
 POINT_FILE = "point.json"
@@ -115,8 +117,29 @@ def write_point(point: Point, config: RunConfig, planned: RunPlan) -> None:
 
 def digest_of(config: RunConfig, folder: Path) -> str:
     """Equal for two points that would run the same thing, wherever they run and whatever they are called in W&B."""
-    values = as_values(config)
-    unlike = ("name", "tags", "logger", "paths", *(("resume",) if config.resume is None else ()))
-    values = {key: value for key, value in values.items() if key not in unlike}
+    values = _compared(config)
     text = json.dumps(values, sort_keys=True, default=str).replace(json.dumps(str(folder))[1:-1], "<folder>")
     return sha256(text.encode()).hexdigest()[:16]
+
+
+def differences(folder: Path, config: RunConfig) -> list[str]:
+    """What is another than in the folder of an earlier run, by key: `optimizer.weight_decay 0.1, now 0.3`."""
+    path = folder / CONFIG_FILE
+    found = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
+    now = _compared(config)
+    old, new = _flat({key: found.get(key) for key in now} if isinstance(found, dict) else {}), _flat(now)
+    keys = [key for key in dict.fromkeys((*old, *new)) if old.get(key) != new.get(key)]
+    return [f"{key} {old.get(key)}, now {new.get(key)}" for key in keys]
+
+
+def _compared(config: RunConfig) -> dict[str, Any]:
+    """What makes two points the same run."""
+    unlike = ("name", "tags", "logger", "paths", *(("resume",) if config.resume is None else ()))
+    return {key: value for key, value in as_values(config).items() if key not in unlike}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found

@@ -88,6 +88,8 @@ def prepare(batch: Batch, session: Session, folder: Path) -> list[Ready]:
     words = [tags(each.swept, each.planned.plan) for each in composed]
     names = ["_".join(each) or one.planned.plan.layout.name for each, one in zip(words, composed, strict=True)]
     names = unique(names, [each.swept for each in composed], [each.name for each in session.points])
+    if session.single:
+        names = [each.config.name for each in composed]
     starts = Starts(session)
     return [_ready(each, name, starts, folder) for each, name in zip(composed, names, strict=True)]
 

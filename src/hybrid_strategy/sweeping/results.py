@@ -6,7 +6,7 @@ import csv
 import io
 from typing import Any
 
-from hybrid_strategy.files import read_json, write_json, write_text
+from hybrid_strategy.files import as_number, read_json, write_json, write_text
 from hybrid_strategy.sweeping import states
 from hybrid_strategy.sweeping.book import Book, state_of
 from hybrid_strategy.sweeping.points import Point
@@ -46,11 +46,16 @@ def _row(point: Point) -> dict[str, Any]:
     result = read_json(point.folder / RESULT_FILE) or {}
     values: dict[str, Any] = {"point": point.name, "state": shown.state, "reason": shown.note}
     values |= {key.lstrip("+"): value for key, value in point.swept.items()}
-    values |= {"loss": shown.loss, **{name: result.get(name) for name in _REACHED}}
+    values |= {"loss": shown.loss, **{name: _plain(result.get(name)) for name in _REACHED}}
     values |= {"peak_memory_bytes": shown.peak_memory_bytes, "forecast_difference": shown.forecast_difference}
     values |= {name: value for name, value in point.facts.items() if name not in values}
     further = {"attempts": state.attempt, "requeues": state.requeues, "job": state.job, "folder": str(point.folder)}
     return values | {"wall_seconds": result.get("wall_seconds"), **further}
+
+
+def _plain(value: Any) -> Any:
+    """Numbers that are not finite stand in files as text."""
+    return as_number(value) if isinstance(value, str) else value
 
 
 def _csv(rows: list[dict[str, Any]]) -> str:

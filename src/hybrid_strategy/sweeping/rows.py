@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from hybrid_strategy.files import as_number, read_json
@@ -45,7 +46,7 @@ def row_of(point: Point) -> Row:
         note = f"requeued {state.requeues} x"
     ended = word in states.ENDED
     speed = _number(result.get("tokens_per_second") if ended else None, status.get("tokens_per_second"))
-    until = state.ended if ended and state.ended else time.time()
+    speed = speed if speed is not None and isfinite(speed) else None
     return Row(
         name=point.name,
         state=word,
@@ -56,7 +57,7 @@ def row_of(point: Point) -> Row:
         tokens_per_second=speed,
         forecast_difference=difference(point, speed),
         peak_memory_bytes=_number(result.get("peak_memory_bytes"), status.get("peak_memory_bytes")),
-        seconds=until - state.started if state.started and word != states.PENDING else None,
+        seconds=state.seconds(time.time()),
         seconds_left=_number(status.get("seconds_left")) if word == states.RUNNING else None,
     )
 

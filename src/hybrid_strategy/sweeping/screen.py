@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from hybrid_strategy.sweeping import states
 from hybrid_strategy.sweeping.book import Book
@@ -24,6 +26,11 @@ _COLOURS = {"ok": "green", "running": "cyan", "failed": "red", "oom": "red", "ti
 _REFRESH_SECONDS = 1.0
 _ROWS = 40
 _NOTE = 48
+_COLUMNS = ("point", "state", "step", "loss", "tokens/s", "plan", "peak", "time", "note")
+_LESS_IMPORTANT = ("plan", "peak", "time", "tokens/s", "step", "loss")
+_LEAST_NOTE = 16
+_BETWEEN = 3
+"""Characters that a column takes beside its text."""
 _SKIPPED_LINES = 8
 
 
@@ -56,7 +63,7 @@ class Screen:
         rows = [row_of(point) for point in self.book.points]
         self._tell(rows)
         if self._live is not None:
-            self._live.update(table(self.book, rows), refresh=True)
+            self._live.update(table(rows, self.console.width), refresh=True)
 
     def stop(self) -> None:
         """The last state stays on the screen."""
@@ -66,15 +73,17 @@ class Screen:
         rows = [row_of(point) for point in self.book.points]
         self._tell(rows)
         if rows:
-            self.console.print(table(self.book, rows, live=False))
+            self.console.print(table(rows, self.console.width, live=False))
 
     def _tell(self, rows: Sequence[Row]) -> None:
-        """A line for each point that has changed; on a terminal only what ended badly, since the table shows the rest."""
+        """A line for each point that has changed; on a terminal, which has the table, only what ended badly or waits in vain."""
         for row in rows:
-            if self._seen.get(row.name) == row.state or (row.name not in self._seen and row.state == states.PENDING):
+            stuck = row.state == states.PENDING and states.STUCK in row.note
+            state = states.STUCK if stuck else row.state
+            if self._seen.get(row.name, states.PENDING) == state:
                 continue
-            self._seen[row.name] = row.state
-            if self._live is None or states.bad(row.state):
+            self._seen[row.name] = state
+            if self._live is None or states.bad(row.state) or stuck:
                 console = self._live.console if self._live is not None else self.console
                 console.print(line_of(row), markup=False, highlight=False, soft_wrap=True)
 
@@ -134,20 +143,38 @@ def held_fixed(facts: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     return ", ".join(fixed), ", ".join(swept)
 
 
-def table(book: Book, rows: Sequence[Row], live: bool = True) -> Table:
-    """The points: those that run and those that ended badly first where there are too many; a live one sums up below."""
+def table(rows: Sequence[Row], width: int, live: bool = True) -> Table:
+    """The points: those that run and those that ended badly first where there are too many; a live one sums up below.
+
+    Args:
+        width: of the screen, in characters; what it has no room for is left out, numbers before names and reasons.
+    """
     made = Table(box=box.SIMPLE, pad_edge=False, caption=summary(rows) if live else None, caption_justify="left")
-    made.add_column("point", no_wrap=True)
-    made.add_column("state", no_wrap=True)
-    for name in ("step", "loss", "tokens/s", "plan", "peak", "time"):
-        made.add_column(name, justify="right", no_wrap=True)
-    made.add_column("note", overflow="fold")
     shown = rows if len(rows) <= _ROWS else sorted(rows, key=lambda row: row.state in (states.OK, states.PENDING))[:_ROWS]
-    for row in shown:
-        made.add_row(*_cells(row))
+    cells = [dict(zip(_COLUMNS, _cells(row), strict=True)) for row in shown]
+    columns = _that_fit(cells, width)
+    for name in columns:
+        numbers = name not in ("point", "state", "note")
+        made.add_column(name, justify="right" if numbers else "left", no_wrap=name != "note", overflow="fold")
+    for each in cells:
+        made.add_row(*(each[name] for name in columns))
     if len(rows) > len(shown):
         made.add_row("...", f"and {len(rows) - len(shown)} more")
     return made
+
+
+def _that_fit(cells: Sequence[Mapping[str, str]], width: int) -> list[str]:
+    """The columns for a screen: where it is too narrow, without those that are empty, then without the less important ones."""
+    widths = {name: max([len(name), *(cell_len(Text.from_markup(each[name]).plain) for each in cells)]) for name in _COLUMNS}
+    widths["note"] = min(widths["note"], _LEAST_NOTE)
+    empty = [name for name in _COLUMNS if not any(each[name] for each in cells)]
+    kept = list(_COLUMNS)
+    for name in (*empty, *_LESS_IMPORTANT):
+        if sum(widths[each] + _BETWEEN for each in kept) <= width:
+            break
+        if name in kept:
+            kept.remove(name)
+    return kept
 
 
 def _cells(row: Row) -> list[str]:

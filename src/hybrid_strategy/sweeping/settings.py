@@ -26,6 +26,10 @@ _LEAST = {
     "top": 1,
     "slack": 1,
 }
+_SECRET = r"(?:\w*_)?(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD)"
+_SET_IN_SETUP = re.compile(rf"\b({_SECRET})=[\"']?[^\s\"'$`]", re.IGNORECASE)
+"""A line of a script that holds a secret; one that reads it from elsewhere, e.g. `export HF_TOKEN=$(cat file)`, does not."""
+
 _CLOCK = re.compile(r"^(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?$")
 
 
@@ -93,26 +97,33 @@ class SlurmSettings:
 
 
 @dataclass(frozen=True)
-class SweeperSettings:
+class GridSettings:
     """Which points there are.
 
     Attributes:
         params: key -> values in Hydra's grammar, e.g. `1,2,4`; the command line wins.
         points: sets of keys that go together, instead of every combination; the command line wins here, too.
-        axes: of the layouts, those that are free where nothing is said of them.
-        prune: do not run what the planner says cannot fit or cannot win.
-        slack: a layout whose forecast is so many times the best one cannot win.
-        top: run only so many, the best by forecast; null: all.
-        max_batch_size: points that Hydra's own sweeper hands over at once; has no meaning here.
     """
 
     params: Mapping[str, Any] = field(default_factory=dict)
     points: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class LayoutsSettings(GridSettings):
+    """Which layouts are points.
+
+    Attributes:
+        axes: those that are free where nothing is said of them.
+        prune: do not run what the planner says cannot fit or cannot win.
+        slack: a layout whose forecast is so many times the best one cannot win.
+        top: run only so many, the best by forecast; null: all.
+    """
+
     axes: tuple[str, ...] = ("tensor_parallel_size", "pipeline_parallel_size", "sharding")
     prune: bool = True
     slack: float = 1.5
     top: int | None = None
-    max_batch_size: int | None = None
 
 
 def settings_of(kind: type[T], values: Mapping[str, Any], prefix: str) -> T:
@@ -137,7 +148,22 @@ def settings_of(kind: type[T], values: Mapping[str, Any], prefix: str) -> T:
         value = getattr(made, name, None)
         if value is not None and value < least:
             raise ConfigError(message(f"{prefix}.{name}", value, f"it must be {least} or more", "", f"Set {least} or more"))
+    _check_secrets(made, prefix)
     return made
+
+
+def _check_secrets(settings: Any, prefix: str) -> None:
+    """Settings are kept with the sweep, in scripts, results and reports, which are shown to others."""
+    environment: Mapping[str, Any] = getattr(settings, "environment", {})
+    named = [
+        f"environment.{name}" for name, value in environment.items() if value and re.fullmatch(_SECRET, str(name), re.IGNORECASE)
+    ]
+    if any(_SET_IN_SETUP.search(line) for line in getattr(settings, "setup", ())):
+        named.append("setup")
+    for name in named:
+        rule = "a secret would stand in the sweep's files and in its report"
+        advice = "Export it in the shell of this command, which hands it on"
+        raise ConfigError(message(f"{prefix}.{name}", Shown("set to a secret"), rule, "", advice))
 
 
 def checked_settings(overrides: Sequence[str]) -> tuple[str, ...]:
@@ -151,7 +177,7 @@ def checked_settings(overrides: Sequence[str]) -> tuple[str, ...]:
     """
     chosen = dict(each.split("=", 1) for each in overrides if each.startswith(("hydra/launcher=", "hydra/sweeper=")))
     launchers = {"local": (LocalSettings,), "slurm": (SlurmSettings,), None: (LocalSettings, SlurmSettings)}
-    sweepers = {"grid": (SweeperSettings,), "layouts": (SweeperSettings,), None: (SweeperSettings,)}
+    sweepers = {"grid": (GridSettings,), "layouts": (LayoutsSettings,), None: (LayoutsSettings,)}
     kinds = {
         "hydra.launcher": launchers.get(chosen.get("hydra/launcher"), ()),
         "hydra.sweeper": sweepers.get(chosen.get("hydra/sweeper"), ()),

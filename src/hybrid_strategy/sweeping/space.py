@@ -12,7 +12,7 @@ from hybrid_strategy.sweeping.axes import AXES, Axes
 from hybrid_strategy.sweeping.grid import Choice
 from hybrid_strategy.sweeping.layouts import Space, check_values
 from hybrid_strategy.sweeping.pruning import Judge
-from hybrid_strategy.sweeping.settings import SweeperSettings
+from hybrid_strategy.sweeping.settings import LayoutsSettings
 
 _PREFIX = "strategy."
 
@@ -63,7 +63,7 @@ def space_of(config: RunConfig, axes: Axes) -> Space:
     )
 
 
-def judge_of(config: RunConfig, settings: SweeperSettings, axes: Axes) -> Judge | None:
+def judge_of(config: RunConfig, settings: LayoutsSettings, axes: Axes) -> Judge | None:
     """What forecasts layouts; None where the model or the batch is not known."""
     shape = trained_shape_of(config)
     if shape is None or not global_batch_size_of(config, 1):

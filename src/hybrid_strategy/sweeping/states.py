@@ -6,6 +6,9 @@ PENDING, RUNNING = "pending", "running"
 OK, FAILED, OOM, TIMEOUT, PREEMPTED, CANCELLED = "ok", "failed", "oom", "timeout", "preempted", "cancelled"
 SKIPPED = "skipped"
 
+STUCK = "it will not start as it is"
+"""Said of a point that waits in vain."""
+
 ENDED = (OK, FAILED, OOM, TIMEOUT, PREEMPTED, CANCELLED)
 """States that a `result.json` may have."""
 

@@ -19,7 +19,7 @@ from hybrid_strategy.sweeping.launching import nothing_to_run
 from hybrid_strategy.sweeping.layouts import Candidate, Skipped, layouts
 from hybrid_strategy.sweeping.pruning import Judge, Judged, prune, take_best
 from hybrid_strategy.sweeping.session import Session, key_of
-from hybrid_strategy.sweeping.settings import SweeperSettings
+from hybrid_strategy.sweeping.settings import GridSettings, LayoutsSettings
 from hybrid_strategy.sweeping.space import axes_of, devices_at_hand, is_axis, is_known, judge_of, space_of
 
 Launch = Callable[[Sequence[Sequence[str]]], Any]
@@ -31,7 +31,7 @@ class Sweep:
 
     loader: Any
     master: DictConfig
-    settings: SweeperSettings
+    settings: GridSettings
     session: Session
 
 
@@ -109,10 +109,10 @@ def _composed(sweep: Sweep, overrides: Overrides) -> RunConfig:
 
 
 def _of_base(sweep: Sweep, base: Overrides, config: RunConfig, choices: Sequence[Choice]) -> Iterator[Overrides]:
-    axes = axes_of(choices, sweep.settings.axes, config)
-    judged, skipped = judged_layouts(
-        config, sweep.settings, layouts(space_of(config, axes)), judge_of(config, sweep.settings, axes)
-    )
+    settings = sweep.settings
+    assert isinstance(settings, LayoutsSettings)  # by the door of this sweeper
+    axes = axes_of(choices, settings.axes, config)
+    judged, skipped = judged_layouts(config, settings, layouts(space_of(config, axes)), judge_of(config, settings, axes))
     sweep.session.skipped.extend(skipped)
     devices = devices_at_hand(config)
     sweep.session.common.update(_devices(base, devices))
@@ -123,7 +123,7 @@ def _of_base(sweep: Sweep, base: Overrides, config: RunConfig, choices: Sequence
 
 
 def judged_layouts(
-    config: RunConfig, settings: SweeperSettings, found: Iterator[Candidate | Skipped], judge: Judge | None
+    config: RunConfig, settings: LayoutsSettings, found: Iterator[Candidate | Skipped], judge: Judge | None
 ) -> tuple[list[Judged], list[Skipped]]:
     """The layouts to run, and all others with their reasons.
 

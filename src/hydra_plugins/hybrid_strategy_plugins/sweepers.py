@@ -14,6 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 class GridSweeper(Sweeper):
     """Every combination of values, and sets of values that go together."""
 
+    kind = "grid"
+
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
         self.launcher: Launcher | None = None
@@ -34,13 +36,14 @@ class GridSweeper(Sweeper):
     def _run(self, function: Any, arguments: list[str]) -> Any:
         from hybrid_strategy.errors import HybridError
         from hybrid_strategy.sweeping.session import session_of
-        from hybrid_strategy.sweeping.settings import SweeperSettings, settings_of
+        from hybrid_strategy.sweeping.settings import GridSettings, LayoutsSettings, settings_of
         from hybrid_strategy.sweeping.sweepers import Sweep
 
-        session = session_of(self.task_function, "grid")
+        session = session_of(self.task_function, self.kind)
+        kinds = {"grid": GridSettings, "layouts": LayoutsSettings}
         plain = OmegaConf.to_container(OmegaConf.create(self.settings), resolve=True)
         try:
-            settings = settings_of(SweeperSettings, dict(plain), "hydra.sweeper")  # type: ignore[arg-type]
+            settings = settings_of(kinds[self.kind], dict(plain), "hydra.sweeper")  # type: ignore[arg-type]
         except HybridError as error:
             session.error = error  # Hydra would print it its own way
             return None
@@ -53,6 +56,8 @@ class GridSweeper(Sweeper):
 
 class LayoutsSweeper(GridSweeper):
     """Every valid layout of the processes at hand."""
+
+    kind = "layouts"
 
     def sweep(self, arguments: list[str]) -> Any:
         from hybrid_strategy.sweeping.sweepers import sweep_layouts

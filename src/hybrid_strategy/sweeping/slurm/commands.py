@@ -75,6 +75,10 @@ def queue(jobs: Sequence[str]) -> dict[str, tuple[str, str]]:
         job, _, rest = line.strip().partition("|")
         state, _, reason = rest.partition("|")
         found[job] = (state, reason)
+    for job in jobs:
+        whole = job.partition("_")[0]
+        if job not in found and whole in found:  # an array that was cancelled before a task began
+            found[job] = found[whole]
     return {job: found[job] for job in jobs if job in found}
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -114,7 +115,8 @@ def _go_on(point: Point, reason: str, state: str) -> int:
     if before.requeues >= max_requeues(point):
         conclude(folder, state, f"{reason}; max_requeues is {max_requeues(point)}")
         return PREEMPTED_CODE
-    write_state(folder, replace(before, state=states.PENDING, reason=f"{reason}; put back into the queue"))
+    reason_now = f"{reason}; put back into the queue"
+    write_state(folder, replace(before, state=states.PENDING, reason=reason_now, ended=time.time()))
     try:
         commands.requeue(before.job)
     except RunError as error:

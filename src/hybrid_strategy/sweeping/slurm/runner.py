@@ -17,7 +17,7 @@ from hybrid_strategy.sweeping.session import Session
 from hybrid_strategy.sweeping.settings import SlurmSettings, settings_of
 from hybrid_strategy.sweeping.slurm import commands
 from hybrid_strategy.sweeping.slurm.submission import Submission
-from hybrid_strategy.sweeping.slurm.watching import Watcher
+from hybrid_strategy.sweeping.slurm.watching import Watcher, outage_line
 
 
 @dataclass
@@ -27,10 +27,12 @@ class SlurmRunner:
     settings: SlurmSettings
     session: Session
     watcher: Watcher = field(default_factory=Watcher)
+    _told: bool = False
 
     def run(self, points: Sequence[Point], tick: Callable[[], None]) -> None:
         """Submits those that are not alive; waits for all unless told not to. Ctrl-C leaves the jobs running."""
         fresh = [point for point in points if not self.alive(point)]
+        self._tell_outage()
         self._submit(fresh)
         if not self.settings.wait:
             self.session.detached = bool(points)
@@ -47,9 +49,17 @@ class SlurmRunner:
     def _wait(self, alive: list[Point], tick: Callable[[], None]) -> None:
         while alive:
             alive = self.watcher.look(alive)
+            self._tell_outage()
             tick()
             if alive:
                 time.sleep(self.settings.poll_seconds)
+
+    def _tell_outage(self) -> None:
+        """Once for each time that Slurm stops answering."""
+        if self.watcher.outage and not self._told:
+            text = f"{outage_line(self.watcher.outage)}; asking again"
+            self.session.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._told = bool(self.watcher.outage)
 
     def _submit(self, points: Sequence[Point]) -> None:
         assert self.session.folder is not None  # known before anything is run

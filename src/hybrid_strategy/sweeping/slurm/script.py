@@ -34,11 +34,11 @@ _ELSEWHERE = {
 
 
 def options_of(point: Point, settings: SlurmSettings, sweep: str) -> dict[str, Any]:
-    """What sbatch is asked for, by name; nodes, tasks and GPUs are the layout's."""
+    """What sbatch is asked for, by name; nodes, tasks and GPUs are the layout's. A single run's folder is the sweep's, too."""
     needs = point.resources
     seconds = seconds_of(settings.time, "hydra.launcher.time") or 60.0
     options: dict[str, Any] = {
-        "job-name": f"{sweep}.{point.name}",
+        "job-name": f"{sweep}.{point.name}" if sweep != point.folder.name else point.name,
         "nodes": needs.nodes,
         "ntasks-per-node": needs.tasks_per_node,
         "time": max(1, -(-int(seconds) // 60)),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hybrid_strategy.files import write_text
 from hybrid_strategy.sweeping import states
-from hybrid_strategy.sweeping.attempts import State, read_state, write_state
+from hybrid_strategy.sweeping.attempts import read_state, write_state
 from hybrid_strategy.sweeping.points import Point
 from hybrid_strategy.sweeping.settings import SlurmSettings, settings_of
 from hybrid_strategy.sweeping.slurm import commands
@@ -103,4 +103,4 @@ class Submission:
 
 def _submitted(point: Point, job: str) -> None:
     before = read_state(point.folder)
-    write_state(point.folder, State(states.PENDING, "", before.attempt, job=job))
+    write_state(point.folder, replace(before, state=states.PENDING, reason="", job=job, requeues=0))

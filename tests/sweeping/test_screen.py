@@ -1,0 +1,29 @@
+"""The table of points, on screens of any width."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from hybrid_strategy.sweeping.rows import Row
+from hybrid_strategy.sweeping.screen import table
+
+ROWS = (
+    Row("dp2_tp2_zero1_m8", "ok", "", 100, 100, 2.1234, 123456.0, None, 3e9, 3700.0),
+    Row("pp2", "failed", "rank 1: ValueError: made [to] fail", 7, 100, None, None, None, 3e9, 12.0),
+)
+
+
+@pytest.mark.parametrize("width", [48, 60, 80, 120])
+def test_names_states_and_reasons_have_room_on_every_screen(width: int) -> None:
+    out = io.StringIO()
+    Console(file=out, width=width, color_system=None).print(table(ROWS, width, live=False))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert "…" not in out.getvalue()
+    for word in ("dp2_tp2_zero1_m8", "failed", "ValueError", "[to]"):
+        assert any(word in line for line in lines)
+    assert ("2.1234" in out.getvalue()) == (width >= 60)
+    assert ("2.79 GiB" in out.getvalue()) == (width == 120)
