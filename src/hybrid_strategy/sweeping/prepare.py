@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hybrid_strategy.config.compose import Source, compose
 from hybrid_strategy.config.here import check_present, too_many
+from hybrid_strategy.config.idle import check_counted, check_counted_somewhere
 from hybrid_strategy.config.messages import HYDRA_ERRORS, explained
 from hybrid_strategy.config.overrides import check_nothing_ignored
 from hybrid_strategy.config.plan import RunPlan, plan_of
@@ -85,6 +86,8 @@ def prepare(batch: Batch, session: Session, folder: Path) -> list[Ready]:
         else:
             composed.append(found)
         number += 1
+    typed = list(map(str, batch.master.hydra.overrides.task))
+    check_counted_somewhere([(each.config, each.planned) for each in composed], typed)
     words = [tags(each.swept, each.planned.plan) for each in composed]
     names = ["_".join(each) or one.planned.plan.layout.name for each, one in zip(words, composed, strict=True)]
     names = unique(names, [each.swept for each in composed], [each.name for each in session.points])
@@ -106,6 +109,7 @@ def prepare_alone(source: Source, folder: Path, session: Session) -> Ready:
     except HYDRA_ERRORS as error:
         raise explained(error) from error
     made = Composed(source.overrides, {}, 0, config, plan_of(config), {})
+    check_counted(config, made.planned, source.overrides)
     return _ready(made, config.name, Starts(session), folder)
 
 
