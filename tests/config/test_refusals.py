@@ -214,6 +214,10 @@ def test_a_value_that_hydra_cannot_read_is_shown_as_it_must_be_typed(override: s
             "strategy.data_parallel_size is 'many': it must be a whole number of 1 or more, or auto",
         ),
         (("model.bias=true",), "model.bias is True: the family llama has no biases"),
+        (("model.gated_mlp=false",), "model.gated_mlp is False: the family llama has gated MLP"),
+        (("model.options.rope_teta=5",), "model.options.rope_teta is 5: the family llama has no such option. Did you mean"),
+        (("trainer.max_epochs=-1",), "learning_rate.total_steps is 0: the schedule cosine falls until then"),
+        (("callbacks.checkpoint.save_top_k=3",), "callbacks.checkpoint.save_top_k is 3: the best are told by a metric"),
         (
             ("model._target_=my.Module", "data._target_=my.Data", "data.batch_size=0"),
             "data.batch_size is 0: it must be 1 or more",

@@ -53,6 +53,7 @@ def look(config: RunConfig, always_run: bool = False) -> Inspection:
         strategy=StrategySettings(module=own.module, parallel_plan=own.parallel_plan),
         cluster=cluster,
         precision=replace(config.precision, mode="32-true"),
+        trainer=replace(config.trainer, accelerator="cpu"),
     )
     planned = plan_of(config)
     check_here(config, planned.world)

@@ -57,6 +57,7 @@ def check_words(config: RunConfig) -> None:
     _check_sizes(config)
     _check_nothing_ignored(config)
     _check_exclusive(config)
+    _check_end(config)
     if isinstance(config.strategy.parallel_plan, Mapping):
         plan_from(config.strategy.parallel_plan, "strategy.parallel_plan")
     _check_text_fits_model(config)
@@ -174,3 +175,18 @@ def _check_exclusive(config: RunConfig) -> None:
                 f"{key}.every_n_train_steps is {entry['every_n_train_steps']}",
             )
             raise ConfigError(message(f"{key}.every_n_epochs", entry["every_n_epochs"], rule, numbers, "Set one of them"))
+
+
+def _check_end(config: RunConfig) -> None:
+    """A rate that falls must know when it has fallen; a model of the user's own makes its own."""
+    given, trainer = config.learning_rate, config.trainer
+    epochs = trainer.max_epochs if trainer.max_epochs is not None or trainer.max_time is None else -1
+    ends = trainer.max_steps >= 0 or epochs != -1 or trainer.fast_dev_run
+    if ends or given.schedule == "constant" or given.total_steps or shape_of(config) is None:
+        return
+    rule, numbers = (
+        f"the schedule {given.schedule} falls until then",
+        "The run has no trainer.max_steps and no trainer.max_epochs",
+    )
+    advice = "Set one of the three, or learning_rate.schedule=constant"
+    raise ConfigError(message("learning_rate.total_steps", given.total_steps, rule, numbers, advice))

@@ -14,7 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hybrid_strategy.config.compose import Source, compose
-from hybrid_strategy.config.here import check_present, too_many
+from hybrid_strategy.config.here import check_present, too_few_gpus, too_many
 from hybrid_strategy.config.idle import check_counted, check_counted_somewhere
 from hybrid_strategy.config.messages import HYDRA_ERRORS, explained
 from hybrid_strategy.config.overrides import check_nothing_ignored
@@ -172,8 +172,8 @@ def _not_here(config: RunConfig, planned: RunPlan, local: bool) -> str:
     world, gpus = planned.world, visible_gpus()
     if local and world.num_nodes > 1:
         return f"it needs {world.num_nodes} nodes, and the local launcher starts the processes of one. Set hydra/launcher=slurm."
-    if local and (many := too_many(world)):
-        return many
+    if local and (wrong := too_many(world) or too_few_gpus(world)):
+        return wrong
     if config.cluster.name != "local" or config.trainer.accelerator == "cpu" or not gpus or world.accelerator != "cpu":
         return ""
     return f"it needs {world.size} GPUs, and there are {gpus} here. Set trainer.accelerator=cpu to run all points on the CPU."
