@@ -92,7 +92,12 @@ def _parsed(arguments: Sequence[str]) -> tuple[Arguments, argparse.Namespace]:
     made.add_argument("--dry-run", action="store_true", help="play a step with the real code and fake tensors, and count it")
     made.add_argument("--ranks", default="", metavar="R,R", help="with --dry-run: as these ranks (first, middle and last stage)")
     made.add_argument("--ladder", action="store_true", help="the order in which to bring the run up, as commands")
-    return parse(made, arguments), made.parse(arguments)
+    flags = made.parse(arguments)
+    if flags.ranks and not flags.dry_run:
+        made.error("--ranks says as which ranks --dry-run plays: add --dry-run")
+    if flags.dry_run + flags.ladder + (flags.explain is not None) > 1:
+        made.error("--dry-run, --ladder and --explain are three answers: leave two out")
+    return parse(made, arguments), flags
 
 
 def _kept(overrides: Sequence[str]) -> list[str]:
