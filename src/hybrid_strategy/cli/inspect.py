@@ -73,7 +73,7 @@ def _run_one_batch(config: RunConfig, module: Any, data: Any, plan: Any) -> Insp
     from hybrid_strategy.strategy.hybrid import HybridParallelStrategy
     from hybrid_strategy.strategy.inspection import Inspector
 
-    keep_terminal_clear()
+    keep_terminal_clear(logged=False)
     pl.seed_everything(config.seed, verbose=False)
     inspector = Inspector(config.strategy.module, plan)
     trainer = pl.Trainer(
