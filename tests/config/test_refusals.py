@@ -114,6 +114,7 @@ def test_the_nearest_option_is_named():
             (f"{key}=null", f"{key} is null: the option of a group is a name. Set a name")
             for key in ("logger", "experiment", "hydra")
         ),
+        ("strategy=[tp2,pp2]", "strategy is [tp2,pp2]: the options of this group set the same keys"),
         ("strategy", "strategy is given without a value"),
         ("~strategy", "strategy is deleted: every run has one"),
         ("~trainer.max_steps", "trainer.max_steps is deleted: another default than that of its option would stand there"),
