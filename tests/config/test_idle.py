@@ -41,7 +41,10 @@ def _planned(*overrides: str) -> tuple[RunConfig, RunPlan]:
         ("trainer.val_check_interval=5 trainer.limit_val_batches=0", "is 5: nothing is validated"),
         ("trainer.limit_train_batches=5 trainer.overfit_batches=2", "is 5: the batches that are overfitted"),
         ("trainer.limit_test_batches=5", "is 5: nothing is tested"),
-        ("cluster.gpus_per_node=4", "is 4: the processes of a node are counted otherwise"),
+        (
+            "cluster.gpus_per_node=4",
+            "is 4: it is the number of processes on this machine, so it would be ignored",
+        ),
         ("callbacks.checkpoint.mode=max", "is 'max': the newest checkpoints are kept"),
         ("callbacks.checkpoint.every_n_epochs=2 trainer.enable_checkpointing=false", "is 2: no checkpoint is written"),
         ("strategy.asynchronous_checkpoint=true trainer.enable_checkpointing=false", "is True: no checkpoint is written"),
@@ -64,6 +67,7 @@ def test_a_typed_setting_that_does_nothing_is_refused_by_its_key(overrides: str,
         "learning_rate.scaling=power learning_rate.exponent=0.7 learning_rate.base_batch_size=9",
         "callbacks.checkpoint.mode=max callbacks.checkpoint.monitor=x",
         "cluster.name=h100_sxm cluster.gpus_per_node=4",
+        "cluster.gpus_per_node=2 cluster.devices=2",
     ],
 )
 def test_settings_that_count_pass(overrides: str) -> None:

@@ -55,9 +55,9 @@ def _overfits(config: RunConfig, planned: RunPlan) -> str:
 
 
 def _own_number(config: RunConfig, planned: RunPlan) -> str:
-    if config.cluster.name == "local":
-        return "cluster.name is local"
-    return "" if config.cluster.devices == "auto" else f"cluster.devices is {config.cluster.devices}"
+    """This machine has as many as there are processes, so another number does nothing; nodes of a cluster follow from it."""
+    used = planned.world.devices
+    return f"Processes here: {used}" if config.cluster.name == "local" and used != config.cluster.gpus_per_node else ""
 
 
 def _writes_nothing(config: RunConfig, planned: RunPlan) -> str:
@@ -126,7 +126,7 @@ RULES = (
     Rule(
         ("cluster.gpus_per_node",),
         _own_number,
-        "the processes of a node are counted otherwise, so it would be ignored",
+        "it is the number of processes on this machine, so it would be ignored",
         "Leave it out, or set cluster.devices",
     ),
 )
