@@ -74,6 +74,13 @@ def test_settings_that_count_pass(overrides: str) -> None:
     check_counted(*_planned(*overrides.split()), overrides.split())
 
 
+def test_mappings_are_read_and_case_does_not_matter() -> None:
+    planned = _planned("learning_rate.schedule=constant", "learning_rate.min_ratio=0.5", "strategy.schedule=1f1b")
+    check_counted(*planned, ["strategy.schedule=1f1b"])
+    with pytest.raises(ConfigError, match=r"^learning_rate\.min_ratio is 0\.5"):
+        check_counted(*planned, ["learning_rate={schedule:constant,min_ratio:0.5}"])
+
+
 def test_a_sweep_is_refused_only_what_none_of_its_points_needs() -> None:
     sizes = ("strategy.pipeline_parallel_size=1", "strategy.pipeline_parallel_size=2")
     points = [_planned(each, "strategy.schedule=GPipe") for each in sizes]

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
 from hybrid_strategy.config.plan import RunPlan
 from hybrid_strategy.config.settings import RunConfig
 from hybrid_strategy.config.targets import BY_TARGET, CheckpointSettings, LearningRateMonitorSettings, ProgressSettings
@@ -160,9 +162,9 @@ def judged(config: RunConfig, planned: RunPlan, overrides: Iterable[str]) -> dic
     """The typed keys that have another value than their default; None: it counts."""
     found: dict[str, ConfigError | None] = {}
     rules = (*RULES, *_rules_of_callbacks(config))
-    for key in (text.lstrip("+").partition("=")[0] for text in overrides):
-        value = _value(config, key)
-        if value == _default(config, key):
+    for key in (each for text in overrides for each in _keys(text)):
+        value, unset = _value(config, key), _default(config, key)
+        if value == unset or str(value).lower() == str(unset).lower():  # names of schedules may be typed in any case
             continue
         found[key] = None
         for rule in (each for each in rules if key in each.keys):
@@ -171,6 +173,24 @@ def judged(config: RunConfig, planned: RunPlan, overrides: Iterable[str]) -> dic
                 found[key] = ConfigError(message(key, value, rule.rule, numbers, rule.advice))
                 break
     return found
+
+
+def _keys(override: str) -> Iterator[str]:
+    """The full keys that it sets: one, or those of a mapping."""
+    key, _, value = override.lstrip("+").partition("=")
+    if not value.startswith("{"):
+        yield key
+        return
+    parsed: Any = OverridesParser.create().parse_overrides([f"{key}={value}"])[0].value()
+    yield from _leaves(key, parsed)
+
+
+def _leaves(key: str, value: Any) -> Iterator[str]:
+    if not isinstance(value, Mapping):
+        yield key
+        return
+    for name, each in value.items():
+        yield from _leaves(f"{key}.{name}", each)
 
 
 def _rules_of_callbacks(config: RunConfig) -> Iterator[Rule]:
