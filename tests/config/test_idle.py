@@ -9,7 +9,7 @@ import yaml
 
 from hybrid_strategy.config.compose import Source, run_config
 from hybrid_strategy.config.door import known_keys
-from hybrid_strategy.config.idle import RULES, check_counted, check_counted_somewhere
+from hybrid_strategy.config.idle import RULES, check_counted, check_counted_somewhere, idle_defaults
 from hybrid_strategy.config.plan import RunPlan, plan_of
 from hybrid_strategy.config.settings import RunConfig
 from hybrid_strategy.errors import ConfigError
@@ -86,6 +86,7 @@ def test_a_sweep_is_refused_only_what_none_of_its_points_needs() -> None:
     points = [_planned(each, "strategy.schedule=GPipe") for each in sizes]
     typed = ("strategy.schedule=1F1B,GPipe", "strategy.pipeline_parallel_size=1,2")
     check_counted_somewhere(points, typed)
+    assert [idle_defaults(*each, typed) for each in points] == [("strategy.schedule=1F1B",), ()]
     with pytest.raises(ConfigError, match=r"^strategy\.schedule is 'GPipe'"):
         check_counted_somewhere([points[0], _planned()], typed)
 

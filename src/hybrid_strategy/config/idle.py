@@ -158,6 +158,16 @@ def check_counted_somewhere(points: Sequence[tuple[RunConfig, RunPlan]], overrid
             raise refusals[0]
 
 
+def idle_defaults(config: RunConfig, planned: RunPlan, overrides: Iterable[str]) -> tuple[str, ...]:
+    """What a command to paste says in place of typed settings that do nothing: their defaults."""
+    refused = (key for key, refusal in judged(config, planned, overrides).items() if refusal is not None)
+    return tuple(f"{key}={_text(_default(config, key))}" for key in refused)
+
+
+def _text(value: Any) -> str:
+    return {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else str(value)
+
+
 def judged(config: RunConfig, planned: RunPlan, overrides: Iterable[str]) -> dict[str, ConfigError | None]:
     """The typed keys that have another value than their default; None: it counts."""
     found: dict[str, ConfigError | None] = {}

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hybrid_strategy.config.compose import Source, compose
 from hybrid_strategy.config.here import check_present, too_few_gpus, too_many
-from hybrid_strategy.config.idle import check_counted, check_counted_somewhere
+from hybrid_strategy.config.idle import check_counted, check_counted_somewhere, idle_defaults
 from hybrid_strategy.config.messages import HYDRA_ERRORS, explained
 from hybrid_strategy.config.overrides import check_nothing_ignored
 from hybrid_strategy.config.plan import RunPlan, plan_of
@@ -217,6 +217,7 @@ def _ready(composed: Composed, name: str, starts: Starts, sweep: Path) -> Ready:
         wandb_id=wandb_id,
         start=config.resume,
         launcher=composed.launcher,
+        idle=idle_defaults(composed.config, composed.planned, composed.overrides),
     )
     return Ready(point, config, composed.planned)
 
