@@ -197,7 +197,8 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path, capsys: pytest.Captu
         (("hf", "--names", "own"), "a Hugging Face folder needs names"),
         (("a.safetensors", "--names", "mine"), "there are no such names"),
         (("a.safetensors", "--names", "own", "--dtype", "int8"), "weights are not exported in it"),
-        (("a.safetensors", "--names", "own", "--shard-size", "big"), "it is no size"),
+        (("hf", "--names", "own", "--shard-size", "big"), "it is no size"),
+        (("a.safetensors", "--names", "own", "--shard-size", "8KB"), "a single file is not divided"),
     ):
         assert main(["export", run_dir, str(tmp_path / arguments[0]), *arguments[1:]]) == 2
         assert words in capsys.readouterr().err

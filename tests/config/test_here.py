@@ -205,6 +205,12 @@ def test_text_that_fills_no_sequence_is_refused_before_anything_starts(here: Pat
     check_length(run_config(Source((*given, "data.sequence_length=1"))))
 
 
+def test_gpus_of_a_described_cluster_that_are_not_here_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(here_module, "visible_gpus", lambda: 1)
+    with pytest.raises(ConfigError, match=r"^cluster\.devices is 2: each needs a GPU\. torch sees 1 here"):
+        check_here(run_config(Source(())), World(1, 2, "cuda"))
+
+
 def test_more_processes_than_a_machine_bears_are_refused() -> None:
     most = max(64, 8 * (os.cpu_count() or 1))
     assert _refusal(world=World(1, most + 1, "cpu")).startswith(f"cluster.devices is {most + 1}: so many processes")

@@ -114,6 +114,7 @@ def test_the_nearest_option_is_named():
             (f"{key}=null", f"{key} is null: the option of a group is a name. Set a name")
             for key in ("logger", "experiment", "hydra")
         ),
+        ("strategy=[tp2,pp2]", "strategy is [tp2,pp2]: the options of this group set the same keys"),
         ("strategy", "strategy is given without a value"),
         ("~strategy", "strategy is deleted: every run has one"),
         ("~trainer.max_steps", "trainer.max_steps is deleted: another default than that of its option would stand there"),
@@ -214,6 +215,10 @@ def test_a_value_that_hydra_cannot_read_is_shown_as_it_must_be_typed(override: s
             "strategy.data_parallel_size is 'many': it must be a whole number of 1 or more, or auto",
         ),
         (("model.bias=true",), "model.bias is True: the family llama has no biases"),
+        (("model.gated_mlp=false",), "model.gated_mlp is False: the family llama has gated MLP"),
+        (("model.options.rope_teta=5",), "model.options.rope_teta is 5: the family llama has no such option. Did you mean"),
+        (("trainer.max_epochs=-1",), "learning_rate.total_steps is 0: the schedule cosine falls until then"),
+        (("callbacks.checkpoint.save_top_k=3",), "callbacks.checkpoint.save_top_k is 3: the best are told by a metric"),
         (
             ("model._target_=my.Module", "data._target_=my.Data", "data.batch_size=0"),
             "data.batch_size is 0: it must be 1 or more",

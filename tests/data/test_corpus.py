@@ -80,7 +80,7 @@ def test_stamp_changes_when_a_file_is_written(tmp_path):
 def test_refusals(tmp_path):
     with pytest.raises(DataError, match=r"data.files is .*nothing\*.*must match at least one file"):
         find_corpus([write(tmp_path, a="x"), str(tmp_path / "nothing*")])
-    with pytest.raises(DataError, match="matches are folders"):
+    with pytest.raises(DataError, match="matches are no files"):
         find_corpus([str(tmp_path)])
     with pytest.raises(DataError, match="there must be text"):
         find_corpus([write(tmp_path, a="")])

@@ -13,6 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from hybrid_strategy.cli import inspect as command
+from hybrid_strategy.config.build import build_data, build_module
+from hybrid_strategy.config.compose import Source, run_config
+from hybrid_strategy.config.plan import plan_of
+from hybrid_strategy.errors import ConfigError
 from hybrid_strategy.reporting.console import make_console
 from hybrid_strategy.spec.parallel_plan import ParallelPlan
 from hybrid_strategy.strategy.inspection import Inspection, inspect
@@ -129,7 +133,28 @@ def test_what_is_odd_is_said() -> None:
     assert "shared is called 2 times" in " ".join(found.not_understood)
 
 
+class Around(Module):
+    """A submodule that holds not all: a table tied with a layer of it, and a layer that is never used."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 6)))
+        self.table, self.never = nn.Embedding(6, 6), nn.Linear(2, 2)
+        self.table.weight = self.model[0].weight
+
+
+def test_what_lies_outside_of_the_submodule_is_said() -> None:
+    module = Around()
+    found = inspect(module, None, None, [torch.randn(2, 6)])
+    assert found.tied == [["0.weight", "Around.table.weight"]]
+    assert found.unused == ["Around.never.weight", "Around.never.bias"]
+    module.automatic_optimization = False
+    found = inspect(module, None, None, [torch.randn(2, 6)])
+    assert not found.was_run
+    assert "optimizes by hand" in found.not_understood[0]
+
+
 def test_the_answer_is_printed(capsys: Any) -> None:
+    command.show(Inspection("Empty", "proposed"), make_console())
     command.show(_look(own_models.Transformer), make_console())
     text = capsys.readouterr().out
     assert "blocks.*.attention.query" in text
@@ -149,3 +174,10 @@ def test_the_command_looks_at_a_model_of_the_configuration(tmp_path: Any) -> Non
     assert found["units"] == ["embed_tokens", "layers.*", "norm", "lm_head"]
     assert found["not_understood"] == []
     assert found["was_run"]
+
+
+def test_what_is_no_lightning_module_is_refused_by_its_target() -> None:
+    config = run_config(Source(("model._target_=collections.Counter", "data._target_=collections.Counter")))
+    for group, build in (("model", build_module), ("data", build_data)):
+        with pytest.raises(ConfigError, match=rf"^{group}\._target_ is 'collections.Counter': it must make a Lightning"):
+            build(config, plan_of(config))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hybrid_strategy.errors import ConfigError
-from hybrid_strategy.sweeping.points import Point, Resources
+from hybrid_strategy.sweeping.points import Point, Resources, command_of
 from hybrid_strategy.sweeping.settings import LayoutsSettings, LocalSettings, SlurmSettings, settings_of
 from hybrid_strategy.sweeping.slurm.script import script_of
 
@@ -96,3 +97,8 @@ def test_no_secret_comes_into_files_that_are_shown_to_others(values: dict[str, A
 def test_numbers_out_of_range_are_refused(kind: type, values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="or more"):
         settings_of(kind, values, "hydra.x")
+
+
+def test_a_command_to_paste_leaves_out_what_does_nothing_at_its_point() -> None:
+    point = replace(POINT, overrides=("++strategy.schedule=GPipe", "strategy=tp2"), idle=("strategy.schedule=1F1B",))
+    assert command_of(point) == "hybrid train strategy.schedule=1F1B strategy=tp2 name=tp2"

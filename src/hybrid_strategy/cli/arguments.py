@@ -57,6 +57,10 @@ def parser(command: str, what: str) -> _Parser:
 def parse(made: _Parser, arguments: Sequence[str]) -> Arguments:
     """Reads the command line; argparse itself ends the process with code 2 for flags that are not known."""
     found = made.parse(arguments)
+    if not found.cfg and (found.resolve or found.package):
+        made.error("--resolve and --package say how --cfg prints: add --cfg job")
+    if found.cfg and found.info:
+        made.error("--cfg and --info are two answers: leave one out")
     flags: list[str] = []
     if found.cfg:
         flags += ["--cfg", found.cfg]

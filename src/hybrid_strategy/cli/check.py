@@ -14,6 +14,7 @@ from hybrid_strategy.cli.hydra_app import run_app
 from hybrid_strategy.config.build import build_data, build_module
 from hybrid_strategy.config.compose import run_config
 from hybrid_strategy.config.here import check_here
+from hybrid_strategy.config.idle import check_counted
 from hybrid_strategy.config.messages import Shown
 from hybrid_strategy.config.plan import RunPlan, plan_of
 from hybrid_strategy.config.settings import RunConfig, StrategySettings
@@ -52,6 +53,7 @@ def run(arguments: Sequence[str]) -> int:
     config = run_config(given.source)
     if given.hydra_flags:
         return run_app(given, lambda config, run_dir: None)
+    check_counted(config, plan_of(config), given.source.overrides)
     report = check(config, settings)
     if given.json:
         print(json.dumps(report.to_dict(), indent=2))

@@ -15,6 +15,7 @@ from hybrid_strategy.files import read_json
 from hybrid_strategy.units import format_bytes, parse_bytes
 
 _SUFFIX, _LIGHTNING = ".safetensors", ".ckpt"
+_SHARD = "5GB"
 _NAMES = ("hf", "own")
 
 
@@ -46,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("out", metavar="OUT", help=f"a file that ends in {_SUFFIX} or {_LIGHTNING}, or a folder")
     made.add_argument("--names", metavar="NAMES", help="hf: Hugging Face's, the default where it has such a model; own")
     made.add_argument("--dtype", metavar="DTYPE", help="float32, bfloat16 or float16; default: as it is in the checkpoint")
-    made.add_argument("--shard-size", default="5GB", metavar="SIZE", help="largest file of a folder (5GB)")
+    made.add_argument("--shard-size", metavar="SIZE", help=f"largest file of a folder ({_SHARD})")
     return made
 
 
@@ -68,12 +69,15 @@ def _export(checkpoint: Path, out: Path, given: argparse.Namespace) -> Any:
     from hybrid_strategy.checkpoint.export import ExportOptions, export_file, export_folder
     from hybrid_strategy.checkpoint.naming import Naming
 
+    if given.shard_size is not None and out.suffix in (_LIGHTNING, _SUFFIX):
+        rule, advice = "a single file is not divided, so it would be ignored", "Leave it out, or set a folder for OUT"
+        raise ConfigError(message("--shard-size", given.shard_size, rule, f"OUT is {out}", advice))
     if out.suffix == _LIGHTNING:
         return _for_lightning(checkpoint, out, given)
     model = (read_json(checkpoint / PLAN_FILE) or {}).get("model")
     known = _counterpart(model, given.names, checkpoint)
     naming, config = known if known is not None else (Naming(), None)
-    options = ExportOptions(naming, _dtype(given.dtype), _shard_bytes(given.shard_size))
+    options = ExportOptions(naming, _dtype(given.dtype), _shard_bytes(given.shard_size or _SHARD))
     if out.suffix == _SUFFIX:
         return export_file(checkpoint, out, options)
     if config is None:

@@ -16,6 +16,7 @@ from hybrid_strategy.config.compose import run_config
 from hybrid_strategy.config.here import check_here
 from hybrid_strategy.config.plan import plan_of
 from hybrid_strategy.config.settings import RunConfig, StrategySettings
+from hybrid_strategy.errors import ConfigError
 from hybrid_strategy.reporting.console import make_console
 from hybrid_strategy.reporting.noise import keep_terminal_clear
 from hybrid_strategy.spec.parallel_plan import plan_from
@@ -53,6 +54,7 @@ def look(config: RunConfig, always_run: bool = False) -> Inspection:
         strategy=StrategySettings(module=own.module, parallel_plan=own.parallel_plan),
         cluster=cluster,
         precision=replace(config.precision, mode="32-true"),
+        trainer=replace(config.trainer, accelerator="cpu"),
     )
     planned = plan_of(config)
     check_here(config, planned.world)
@@ -68,11 +70,12 @@ def look(config: RunConfig, always_run: bool = False) -> Inspection:
 
 def _run_one_batch(config: RunConfig, module: Any, data: Any, plan: Any) -> Inspection:
     import lightning.pytorch as pl
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
 
     from hybrid_strategy.strategy.hybrid import HybridParallelStrategy
     from hybrid_strategy.strategy.inspection import Inspector
 
-    keep_terminal_clear()
+    keep_terminal_clear(logged=False)
     pl.seed_everything(config.seed, verbose=False)
     inspector = Inspector(config.strategy.module, plan)
     trainer = pl.Trainer(
@@ -88,7 +91,10 @@ def _run_one_batch(config: RunConfig, module: Any, data: Any, plan: Any) -> Insp
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(module, datamodule=data)
+    try:
+        trainer.fit(module, datamodule=data)
+    except MisconfigurationException as error:
+        raise ConfigError(str(error)) from error
     assert inspector.found is not None  # one batch was run
     return inspector.found
 
@@ -100,7 +106,7 @@ def show(found: Inspection, console: Console) -> None:
         console.print(text, markup=False, soft_wrap=True)
 
     say(f"module: {found.module}")
-    width = max(len(each.name) for each in found.parts) + 2
+    width = max((len(each.name) for each in found.parts), default=0) + 2
     for part in found.parts:
         times = f" x {part.count}" if part.count > 1 else ""
         depth = "  " * part.name.count(".")

@@ -15,12 +15,13 @@ from hybrid_strategy.cli.arguments import Arguments, parse, parser
 from hybrid_strategy.cli.hydra_app import run_app
 from hybrid_strategy.config.compose import run_config
 from hybrid_strategy.config.forecasting import doubt_of, forecast_of
+from hybrid_strategy.config.idle import check_counted
 from hybrid_strategy.config.plan import RunPlan, by_full_key, plan_of
 from hybrid_strategy.config.question import batch_note, fixed_of, question_of, why_not
 from hybrid_strategy.config.settings import RunConfig
 from hybrid_strategy.config.targets import global_batch_size_of, shape_of
 from hybrid_strategy.config.world import world_of
-from hybrid_strategy.errors import LayoutError, ModelError, NoLayoutFitsError
+from hybrid_strategy.errors import ConfigError, LayoutError, ModelError, NoLayoutFitsError
 from hybrid_strategy.planning.forecast import Forecast
 from hybrid_strategy.planning.report import PlanReport, ReportOptions, plan_report, relief_rows
 from hybrid_strategy.planning.search import Question, search
@@ -91,7 +92,12 @@ def _parsed(arguments: Sequence[str]) -> tuple[Arguments, argparse.Namespace]:
     made.add_argument("--dry-run", action="store_true", help="play a step with the real code and fake tensors, and count it")
     made.add_argument("--ranks", default="", metavar="R,R", help="with --dry-run: as these ranks (first, middle and last stage)")
     made.add_argument("--ladder", action="store_true", help="the order in which to bring the run up, as commands")
-    return parse(made, arguments), made.parse(arguments)
+    flags = made.parse(arguments)
+    if flags.ranks and not flags.dry_run:
+        made.error("--ranks says as which ranks --dry-run plays: add --dry-run")
+    if flags.dry_run + flags.ladder + (flags.explain is not None) > 1:
+        made.error("--dry-run, --ladder and --explain are three answers: leave two out")
+    return parse(made, arguments), flags
 
 
 def _kept(overrides: Sequence[str]) -> list[str]:
@@ -117,7 +123,7 @@ def answer(config: RunConfig, overrides: Sequence[str] = (), asked: ReportOption
     reason = why_not(config, own)
     planned, refusal = None, ""
     try:
-        planned = plan_of(config)
+        planned, refusal = _as_it_stands(config, overrides, alone=bool(reason))
     except NoLayoutFitsError as error:
         raise NothingFitsError(str(error), question_of(config, world_of(config), fixed, own)) from error
     except (LayoutError, ModelError) as error:
@@ -139,6 +145,22 @@ def answer(config: RunConfig, overrides: Sequence[str] = (), asked: ReportOption
     report = plan_report(result, ReportOptions(configured, options.count, options.shown, options.max_nodes, options.command))
     refused = f"hybrid train refuses this as it stands: {refusal}" if refusal else ""
     return Answer(planned, configured, report, "; ".join(each for each in (refused, told, batch_note(config)) if each))
+
+
+def _as_it_stands(config: RunConfig, overrides: Sequence[str], alone: bool) -> tuple[RunPlan | None, str]:
+    """The run, or why `hybrid train` refuses it though its layout is right: what limits a search may do nothing for it.
+
+    Args:
+        alone: nothing is searched.
+    """
+    planned = plan_of(config)
+    limits = [] if alone else [each for each in overrides if each.lstrip("+").startswith("strategy.")]
+    check_counted(config, planned, [each for each in overrides if each not in limits])
+    try:
+        check_counted(config, planned, limits)
+    except ConfigError as error:
+        return None, str(error)
+    return planned, ""
 
 
 def _own(config: RunConfig) -> tuple[ModelShape | None, str]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def run(arguments: Sequence[str]) -> int:
     """The sub-command."""
-    made = parser("profile", "Measures the model's units one by one and cuts its stages by what was measured.")
+    made = parser("profile layers", "Measures the model's units one by one and cuts its stages by what was measured.")
     made.usage = "hybrid profile layers [flags] [key=value ...]"
     made.add_argument("--json", action="store_true", help="everything as JSON")
     words = list(arguments)

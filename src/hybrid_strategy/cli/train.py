@@ -18,6 +18,7 @@ from hybrid_strategy.cli.multirun import check_sweep_settings, is_sweep, run_swe
 from hybrid_strategy.cli.plan import show
 from hybrid_strategy.config.compose import CONFIG_NAME
 from hybrid_strategy.config.here import check_folders, check_here, check_unused
+from hybrid_strategy.config.idle import check_counted
 from hybrid_strategy.config.messages import quoted
 from hybrid_strategy.config.plan import RunPlan, plan_of
 from hybrid_strategy.config.resume import find_checkpoint, newest_checkpoint
@@ -44,7 +45,7 @@ def run(arguments: Sequence[str]) -> int:
     if is_sweep(given) and not given.hydra_flags:
         return run_sweep(given, lambda config, run_dir: train(config, run_dir, given), FIT)
     if not given.multirun and not given.hydra_flags:
-        check_first(given.source, _check_single)
+        check_first(given.source, lambda config: _check_single(config, given.source.overrides))
     elif given.cfg:
         check_first(given.source, lambda config: None)
     return run_app(given, lambda config, run_dir: train(config, run_dir, given))
@@ -64,9 +65,9 @@ def _check(config: RunConfig) -> tuple[RunPlan, Found, Launcher]:
     return planned, find_checkpoint(config), launcher
 
 
-def _check_single(config: RunConfig) -> None:
+def _check_single(config: RunConfig, overrides: Sequence[str]) -> None:
     """A point of a sweep may go on in its folder; a single run does so only where it is told to."""
-    _check(config)
+    check_counted(config, _check(config)[0], overrides)
     if config.resume is None and config.paths.run_dir is not None:
         check_unused(Path(config.paths.run_dir))
 

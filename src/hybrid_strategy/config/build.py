@@ -7,7 +7,7 @@ import pkgutil
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hybrid_strategy.config.plan import RunPlan
 from hybrid_strategy.config.settings import RunConfig, StrategySettings
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import lightning.pytorch as pl
 
     from hybrid_strategy.strategy.hybrid import HybridParallelStrategy
+
+T = TypeVar("T")
 
 _NULL_IS_A_VALUE = ("check_val_every_n_epoch",)
 """Of the Trainer's arguments: validation is counted in batches over all epochs. Elsewhere null stands for Lightning's default."""
@@ -63,12 +65,21 @@ def _cannot_be_made(key: str, target: str, error: Exception) -> ConfigError:
     return ConfigError(message(f"{key}._target_", target, "it cannot be made", str(error), ""))
 
 
+def _of_kind(made: Any, group: str, values: Mapping[str, Any], kind: type[T]) -> T:
+    found: T = made
+    if not isinstance(getattr(made, "_orig_mod", made), kind):  # torch.compile holds the module there
+        rule, numbers = f"it must make a {kind.__name__} of lightning.pytorch", f"It makes an object of {type(made).__qualname__}"
+        raise ConfigError(message(f"{group}._target_", str(values["_target_"]), rule, numbers, f"Set a class of {kind.__name__}"))
+    return found
+
+
 def build_module(config: RunConfig, planned: RunPlan) -> pl.LightningModule:
     """The LightningModule: the language model of the configuration, or the user's own."""
     shape = shape_of(config)
     if shape is None:
-        module: pl.LightningModule = make(config.model, "model")
-        return module
+        from lightning.pytorch import LightningModule
+
+        return _of_kind(make(config.model, "model"), "model", config.model, LightningModule)
     from hybrid_strategy.modules.language_model import LanguageModel
 
     peak = planned.plan.learning_rate
@@ -83,8 +94,9 @@ def build_module(config: RunConfig, planned: RunPlan) -> pl.LightningModule:
 def build_data(config: RunConfig, planned: RunPlan) -> pl.LightningDataModule:
     """The LightningDataModule; its loaders yield what one data-parallel rank consumes in one step."""
     if config.data.get("_target_") != TEXT_DATA:
-        data: pl.LightningDataModule = make(config.data, "data")
-        return data
+        from lightning.pytorch import LightningDataModule
+
+        return _of_kind(make(config.data, "data"), "data", config.data, LightningDataModule)
     from hybrid_strategy.modules.text_data import TextDataModule
 
     rows = planned.plan.batch.rank_batch_size(planned.plan.layout.data_parallel_size)

@@ -101,6 +101,8 @@ def describe(kind: type, path: str) -> str:
     >>> from hybrid_strategy.config.settings import RunConfig
     >>> describe(RunConfig, "strategy.data_parallel_size"), describe(RunConfig, "optimizer.betas[1]")
     ('a whole number or text', 'a number')
+    >>> describe(RunConfig, "strategy.stage_cuts[0]")
+    'a whole number'
     """
     hint: Any = kind
     for part in path.split("."):
@@ -116,7 +118,8 @@ def _step(hint: Any, part: str) -> Any:
     """The type of the field `name`, or of an element of it for `name[0]`."""
     name, bracket, _ = part.partition("[")
     found = get_type_hints(hint).get(name)
-    return get_args(found)[0] if bracket and get_args(found) else found
+    lists = (each for each in (found, *get_args(found)) if get_origin(each) is tuple)
+    return get_args(next(lists, found))[0] if bracket and get_args(found) else found
 
 
 def _container(hint: Any) -> Any:

@@ -14,7 +14,7 @@ from zipfile import is_zipfile
 from hybrid_strategy.config.named_target import check_targets
 from hybrid_strategy.config.settings import RunConfig
 from hybrid_strategy.config.targets import LANGUAGE_MODEL, TEXT_DATA, MlflowSettings, TensorBoardSettings
-from hybrid_strategy.config.world import World
+from hybrid_strategy.config.world import World, visible_gpus
 from hybrid_strategy.data.corpus import check_split, find_corpus
 from hybrid_strategy.errors import ConfigError, message
 
@@ -42,8 +42,8 @@ def check_here(config: RunConfig, world: World) -> None:
         ConfigError: a class, package or file that is not there, a backend or a number of processes that this machine cannot have.
     """
     check_present(config, world)
-    if many := too_many(world):
-        raise ConfigError(many)
+    if wrong := too_many(world) or too_few_gpus(world):
+        raise ConfigError(wrong)
 
 
 def check_present(config: RunConfig, world: World) -> None:
@@ -152,6 +152,16 @@ def too_many(world: World) -> str:
     rule = "so many processes on one machine would stop it"
     numbers = f"It has {cores} cores, and every process takes some 0.3 GB of memory before it has any work"
     return message("cluster.devices", world.devices, rule, numbers, f"Set sizes of {most} processes or fewer")
+
+
+def too_few_gpus(world: World) -> str:
+    """Why a run for a described cluster cannot be started here; empty: it can. GPUs of `local` were counted before."""
+    found = visible_gpus() if world.accelerator == "cuda" else world.devices
+    if found >= world.devices:
+        return ""
+    rule, numbers = "each needs a GPU", f"torch sees {found} here"
+    advice = "Set trainer.accelerator=cpu, or cluster=local for what is here, or hydra/launcher=slurm to submit it"
+    return message("cluster.devices", world.devices, rule, numbers, advice)
 
 
 def _check_folder(key: str, given: str) -> None:

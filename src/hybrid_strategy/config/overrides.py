@@ -117,6 +117,9 @@ def _check(override: Override, text: str) -> str:
     if key in GROUPS and (override.is_add() or override.is_force_add()):
         rule = "every group is there already, and has one option"
         raise ConfigError(message(key, Shown("added"), rule, "", f"Set {key}={_value_text(override)}"))
+    if key in GROUPS and key not in _OPTIONAL and isinstance(value, list):
+        rule = "the options of this group set the same keys, so the last would win over the others"
+        raise ConfigError(message(key, Shown(_value_text(override)), rule, "", f"Set one, and single keys: {key}.<key>=<value>"))
     if root.partition("/")[0] == "hydra" or "/" in key or override.package is not None or key in GROUPS:
         return text
     unknown = known_keys(RunConfig, key)

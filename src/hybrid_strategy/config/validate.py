@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from hybrid_strategy import registry
 from hybrid_strategy.config.messages import Shown
 from hybrid_strategy.config.settings import AUTO, STRATEGY_TARGET, RunConfig
-from hybrid_strategy.config.targets import TEXT_DATA, shape_of
+from hybrid_strategy.config.targets import TEXT_DATA, CheckpointSettings, shape_of
 from hybrid_strategy.errors import ConfigError, ModelError, did_you_mean, message
 from hybrid_strategy.planning.learning_rate import RULES, SCHEDULES
-from hybrid_strategy.spec.families import shape_refusal
+from hybrid_strategy.spec.families import OPTIONS, shape_refusal
 from hybrid_strategy.spec.parallel_plan import plan_from
 from hybrid_strategy.spec.training import OptimizerSpec
 
@@ -56,6 +56,8 @@ def check_words(config: RunConfig) -> None:
         )
     _check_sizes(config)
     _check_nothing_ignored(config)
+    _check_exclusive(config)
+    _check_end(config)
     if isinstance(config.strategy.parallel_plan, Mapping):
         plan_from(config.strategy.parallel_plan, "strategy.parallel_plan")
     _check_text_fits_model(config)
@@ -77,6 +79,10 @@ def check_model(config: RunConfig) -> None:
     refusal = shape_refusal(shape)
     if refusal is not None:
         raise ModelError(message(f"model.{refusal[0]}", *refusal[1:]))
+    for name, value in (config.model.get("options") or {}).items():
+        if name not in OPTIONS.get(shape.family, (name,)):
+            rule, advice = f"the family {shape.family} has no such option", did_you_mean(name, OPTIONS[shape.family])
+            raise ModelError(message(f"model.options.{name}", value, rule, "", advice))
 
 
 def _check_text_fits_model(config: RunConfig) -> None:
@@ -148,3 +154,39 @@ def _check_nothing_ignored(config: RunConfig) -> None:
         if optimizer.name == name and getattr(optimizer, key) != getattr(unset, key):
             rule, numbers = "it would be ignored", f"{name} has none"
             raise ConfigError(message(f"optimizer.{key}", getattr(optimizer, key), rule, numbers, "Leave it out"))
+
+
+def _check_exclusive(config: RunConfig) -> None:
+    """Settings that torch's optimizers and Lightning's callbacks refuse together."""
+    if config.optimizer.foreach and config.optimizer.fused:
+        rule, numbers = "an optimizer is one or the other", "optimizer.foreach is True"
+        raise ConfigError(message("optimizer.fused", True, rule, numbers, "Set one of them"))
+    for name, entry in config.callbacks.items():
+        if not isinstance(entry, Mapping) or entry.get("_target_") != CheckpointSettings._target_:
+            continue
+        key = f"callbacks.{name}"
+        if entry["save_top_k"] > 1 and entry["monitor"] is None:
+            rule, numbers = "the best are told by a metric", f"{key}.monitor is null, and the newest is kept"
+            advice = f"Set 1, -1 for all, or {key}.monitor=val_loss"
+            raise ConfigError(message(f"{key}.save_top_k", entry["save_top_k"], rule, numbers, advice))
+        if entry["every_n_train_steps"] and entry["every_n_epochs"]:
+            rule, numbers = (
+                "checkpoints come by steps or by epochs",
+                f"{key}.every_n_train_steps is {entry['every_n_train_steps']}",
+            )
+            raise ConfigError(message(f"{key}.every_n_epochs", entry["every_n_epochs"], rule, numbers, "Set one of them"))
+
+
+def _check_end(config: RunConfig) -> None:
+    """A rate that falls must know when it has fallen; a model of the user's own makes its own."""
+    given, trainer = config.learning_rate, config.trainer
+    epochs = trainer.max_epochs if trainer.max_epochs is not None or trainer.max_time is None else -1
+    ends = trainer.max_steps >= 0 or epochs != -1 or trainer.fast_dev_run
+    if ends or given.schedule == "constant" or given.total_steps or shape_of(config) is None:
+        return
+    rule, numbers = (
+        f"the schedule {given.schedule} falls until then",
+        "The run has no trainer.max_steps and no trainer.max_epochs",
+    )
+    advice = "Set one of the three, or learning_rate.schedule=constant"
+    raise ConfigError(message("learning_rate.total_steps", given.total_steps, rule, numbers, advice))

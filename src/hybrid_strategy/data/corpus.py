@@ -120,7 +120,7 @@ def _matching(patterns: Sequence[str]) -> list[tuple[Path, str]]:
         matches = [given] if given.is_file() else [Path(name) for name in glob(str(given), recursive=True)]
         readable = [path.resolve() for path in matches if path.is_file()]
         if not readable:
-            numbers = f"{len(matches)} of the matches are folders" if matches else f"Looked from {Path.cwd()}"
+            numbers = f"{len(matches)} of the matches are no files" if matches else f"Looked from {Path.cwd()}"
             rule = "it must match at least one file"
             raise DataError(message("data.files", pattern, rule, numbers, "Set existing files or globs, e.g. ['text/**/*.txt']"))
         found.update(readable)

@@ -120,7 +120,10 @@ def learning_rate_at(step: int, spec: LearningRateSpec, peak: float) -> float:
     if spec.schedule == "constant":
         return peak
     if spec.total_steps < 1:
-        rule, advice = f"the schedule {spec.schedule} falls until then", "Set the number of optimizer steps, or schedule=constant"
+        rule, advice = (
+            f"the schedule {spec.schedule} falls until then",
+            "Set the number of optimizer steps, or learning_rate.schedule=constant",
+        )
         raise ConfigError(message("learning_rate.total_steps", spec.total_steps, rule, "", advice))
     progress = min(1.0, (step - spec.warmup_steps) / max(1, spec.total_steps - spec.warmup_steps))
     left = (1 + math.cos(math.pi * progress)) / 2 if spec.schedule == "cosine" else 1 - progress

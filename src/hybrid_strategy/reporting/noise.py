@@ -17,12 +17,16 @@ _IGNORED = (
 )
 
 
-def keep_terminal_clear() -> None:
+def keep_terminal_clear(logged: bool = True) -> None:
     """Sends the log lines and warnings of torch, Lightning and W&B to file descriptor 2, which a launcher's rank has on its log.
 
     Warnings of everything else are shown, by their text alone.
+
+    Args:
+        logged: false for a process without a log, whose file descriptor 2 is the terminal: they are dropped.
     """
-    log = open(2, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)  # noqa: SIM115
+    where = 2 if logged else os.open(os.devnull, os.O_WRONLY)
+    log = open(where, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)  # noqa: SIM115
     for name in ("lightning.pytorch", "lightning.fabric", "torch", "wandb"):
         for handler in logging.getLogger(name).handlers:
             if isinstance(handler, logging.StreamHandler):

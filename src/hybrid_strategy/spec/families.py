@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from hybrid_strategy.spec.model_shape import ModelShape
 
 _WANTED: Mapping[str, Mapping[str, bool]] = {
-    "llama": {"bias": False, "learned_positions": False},
+    "llama": {"bias": False, "learned_positions": False, "gated_mlp": True},
     "gpt": {"gated_mlp": False, "learned_positions": True},
 }
 """Family -> fields of the shape that can have one value only."""
+
+OPTIONS: Mapping[str, tuple[str, ...]] = {"llama": ("rope_theta", "norm_eps"), "gpt": ("dropout", "norm_eps")}
+"""Family -> what its models take beside the shape (`model.options`)."""
 
 _WORDS = {"bias": "biases", "learned_positions": "learned positions", "gated_mlp": "gated MLP"}
 _SIZES = ("hidden_size", "num_layers", "num_attention_heads", "intermediate_size", "vocab_size", "sequence_length")

@@ -45,7 +45,8 @@ class Inspection:
         rules: tensor-parallel style of each pattern.
         plain: layers with parameters that no rule names: every tensor-parallel rank holds them.
         outside: parameters that belong to no unit: every stage holds them.
-        tied: groups of names of one parameter.
+        tied: groups of names of one parameter; here and below, what is outside of the submodule has the LightningModule's name
+            before it.
         unused: trainable parameters without a gradient; frozen ones are those that are not trainable.
         not_understood: what stands in the way, in words.
     """
@@ -90,11 +91,16 @@ def inspect(module: pl.LightningModule, name: str | None, given: ParallelPlan | 
     plan = find_plan(module, target, given)
     own = given is not None or any(callable(getattr(each, "parallel_plan", None)) for each in (root, module))
     found = Inspection(target or type(module).__name__, "given" if own else "proposed", _parts(root))
-    found.tied, found.frozen = _tied(root), [key for key, each in root.named_parameters() if not each.requires_grad]
+    found.tied = _tied(module, target)
+    found.frozen = [key for key, each in _named(module, target).items() if not each.requires_grad]
     _rules(root, plan, found)
     units = list(_checked_units(root, plan, found))
-    if batch is not None:
-        units = _run(module, root, batch, units, found)
+    if batch is not None and not module.automatic_optimization:
+        found.not_understood.append(
+            "training_step optimizes by hand, so it was not run: order and unused parameters are not known"
+        )
+    elif batch is not None:
+        units = _run(module, target, batch, units, found)
     found.units = folded(root, units)
     found.outside = [key for key, _ in root.named_parameters() if not any(key.startswith(f"{unit}.") for unit in units)]
     return found
@@ -118,10 +124,23 @@ def _kind(module: nn.Module) -> str:
     return f"{type(module).__name__}({extra})" if extra else type(module).__name__
 
 
-def _tied(root: nn.Module) -> list[list[str]]:
+def _named(module: pl.LightningModule, target: str) -> dict[str, nn.Parameter]:
+    """Every parameter once: those of the submodule by their names in it, others by the LightningModule's."""
+    found: dict[int, tuple[str, nn.Parameter]] = {}
+    for name, each in module.named_parameters(remove_duplicate=False):
+        found.setdefault(id(each), (_short(module, target, name), each))
+    return dict(found.values())
+
+
+def _short(module: pl.LightningModule, target: str, name: str) -> str:
+    inner = name.removeprefix(f"{target}.")
+    return f"{type(module).__name__}.{name}" if target and inner == name else inner
+
+
+def _tied(module: pl.LightningModule, target: str) -> list[list[str]]:
     names: dict[int, list[str]] = defaultdict(list)
-    for name, each in root.named_parameters(remove_duplicate=False):
-        names[id(each)].append(name)
+    for name, each in module.named_parameters(remove_duplicate=False):
+        names[id(each)].append(_short(module, target, name))
     return [each for each in names.values() if len(each) > 1]
 
 
@@ -147,13 +166,14 @@ def _checked_units(root: nn.Module, plan: ParallelPlan, found: Inspection) -> li
         return []
 
 
-def _run(module: pl.LightningModule, root: nn.Module, batch: Any, units: list[str], found: Inspection) -> list[str]:
+def _run(module: pl.LightningModule, target: str, batch: Any, units: list[str], found: Inspection) -> list[str]:
     """One forward and backward pass, and one forward pass for each cut; returns the units."""
+    root = module.get_submodule(target) if target else module
     with _silent(module):
         with traced(root) as called:
             read_loss(module.training_step(batch, 0), 1.0).loss.backward()
         found.was_run = True
-        found.unused = [key for key, each in root.named_parameters() if each.requires_grad and each.grad is None]
+        found.unused = [key for key, each in _named(module, target).items() if each.requires_grad and each.grad is None]
         module.zero_grad(set_to_none=True)
         for name, count in called_often(root, called).items():
             found.not_understood.append(f"{name} is called {count} times in one pass: it can only lie inside one unit")

@@ -52,6 +52,7 @@ class Point:
         wandb_id: the same for every attempt.
         start: checkpoint that an attempt goes on from while the point has none of its own.
         launcher: settings of the launcher, resolved for this point.
+        idle: defaults of the keys among its overrides that do nothing here, and count at other points.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Point:
     wandb_id: str = ""
     start: str | None = None
     launcher: Mapping[str, Any] = field(default_factory=dict)
+    idle: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; the folder is where the file lies."""
@@ -82,7 +84,9 @@ def command_of(point: Point, command: str = "") -> str:
         command: what started the sweep: where its configurations are, and what runs its points where this machine does not.
     """
     typed = shlex.split(command)
-    words = [each for each in point.overrides if not each.lstrip("+").startswith(("hydra.", "name="))]
+    idle = {each.partition("=")[0]: each for each in point.idle}  # a single run refuses what does nothing
+    meant = [idle.get(each.lstrip("+").partition("=")[0], each) for each in point.overrides]
+    words = [each for each in meant if not each.lstrip("+").startswith(("hydra.", "name="))]
     from_file = any(each.startswith("sweeps=") for each in words)
     elsewhere = any(each.startswith(_LAUNCHER[0]) and not each.endswith("=local") for each in typed)
     kept = (_SEARCHED, *(_LAUNCHER if from_file or elsewhere else ()))
@@ -101,7 +105,9 @@ def read_point(folder: Path) -> Point | None:
         return None
     try:
         resources = Resources(**values.pop("resources"))
-        values["overrides"], values["tags"] = tuple(values["overrides"]), tuple(values["tags"])
+        for key in ("overrides", "tags"):
+            values[key] = tuple(values[key])
+        values["idle"] = tuple(values.get("idle", ()))
         return Point(folder=folder, resources=resources, **values)
     except (KeyError, TypeError):
         return None

@@ -14,7 +14,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hybrid_strategy.config.compose import Source, compose
-from hybrid_strategy.config.here import check_present, too_many
+from hybrid_strategy.config.here import check_present, too_few_gpus, too_many
+from hybrid_strategy.config.idle import check_counted, check_counted_somewhere, idle_defaults
 from hybrid_strategy.config.messages import HYDRA_ERRORS, explained
 from hybrid_strategy.config.overrides import check_nothing_ignored
 from hybrid_strategy.config.plan import RunPlan, plan_of
@@ -85,6 +86,8 @@ def prepare(batch: Batch, session: Session, folder: Path) -> list[Ready]:
         else:
             composed.append(found)
         number += 1
+    typed = list(map(str, batch.master.hydra.overrides.task))
+    check_counted_somewhere([(each.config, each.planned) for each in composed], typed)
     words = [tags(each.swept, each.planned.plan) for each in composed]
     names = ["_".join(each) or one.planned.plan.layout.name for each, one in zip(words, composed, strict=True)]
     names = unique(names, [each.swept for each in composed], [each.name for each in session.points])
@@ -108,6 +111,7 @@ def prepare_alone(source: Source, folder: Path, session: Session) -> Ready:
     except HYDRA_ERRORS as error:
         raise explained(error) from error
     made = Composed(source.overrides, {}, 0, config, plan_of(config), {})
+    check_counted(config, made.planned, source.overrides)
     return _ready(made, config.name, Starts(session), folder)
 
 
@@ -170,8 +174,8 @@ def _not_here(config: RunConfig, planned: RunPlan, local: bool) -> str:
     world, gpus = planned.world, visible_gpus()
     if local and world.num_nodes > 1:
         return f"it needs {world.num_nodes} nodes, and the local launcher starts the processes of one. Set hydra/launcher=slurm."
-    if local and (many := too_many(world)):
-        return many
+    if local and (wrong := too_many(world) or too_few_gpus(world)):
+        return wrong
     if config.cluster.name != "local" or config.trainer.accelerator == "cpu" or not gpus or world.accelerator != "cpu":
         return ""
     return f"it needs {world.size} GPUs, and there are {gpus} here. Set trainer.accelerator=cpu to run all points on the CPU."
@@ -215,6 +219,7 @@ def _ready(composed: Composed, name: str, starts: Starts, sweep: Path) -> Ready:
         wandb_id=wandb_id,
         start=config.resume,
         launcher=composed.launcher,
+        idle=idle_defaults(composed.config, composed.planned, composed.overrides),
     )
     return Ready(point, config, composed.planned)
 
