@@ -200,6 +200,18 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0nonsense")
     with pytest.raises(CheckpointError, match="cannot be read"):
         import_safetensors(tmp_path, {})
+    (tmp_path / "model.safetensors").rename(tmp_path / "other.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text('{"metadata": {}}')
+    with pytest.raises(CheckpointError, match=r"its model.safetensors.index.json has no weight_map"):
+        import_safetensors(tmp_path, {})
+    (tmp_path / "model.safetensors.index.json").unlink()
+    for name in ("other", "another"):
+        save_file({"a": torch.ones(2)}, tmp_path / f"{name}.safetensors")
+    with pytest.raises(CheckpointError, match=r"a is in other.safetensors and in another file"):
+        import_safetensors(tmp_path, {})
+    save_file({"a": torch.ones(2, dtype=torch.int8)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"a is torch.int8: these are no weights .*The model has torch.float32"):
+        import_safetensors(tmp_path, {"model.a": Piece.whole("a", torch.zeros(2))})
     torch.save({"state_dict": {}, "hyper_parameters": {"f": subprocess.run}}, tmp_path / "a.ckpt")
     with pytest.raises(CheckpointError, match="cannot be read as data"):
         import_single_file(tmp_path / "a.ckpt", {})

@@ -127,11 +127,15 @@ def test_a_run_that_goes_on_in_its_own_folder_keeps_the_rows_it_had(tmp_path: Pa
 @pytest.mark.slow
 def test_the_first_failing_rank_is_what_the_user_sees(folder: Path):
     model = ["model.fail_rank=1", "model.fail_step=2", "callbacks.checkpoint.every_n_train_steps=1"]
-    found = _hybrid(folder, "train", *OWN, *model, "strategy=dp2", "trainer.max_steps=5")
+    run_dir = folder / "outputs" / "train" / "again"
+    killed = run_dir / "checkpoints" / "step000001.ckpt.partial-0a1b2c3d"
+    killed.mkdir(parents=True)
+    here = ("resume=auto", f"paths.run_dir={run_dir}")
+    found = _hybrid(folder, "train", *OWN, *model, "strategy=dp2", "trainer.max_steps=5", *here)
+    assert not killed.exists()  # what an attempt left that was killed in a save
     assert found.returncode == 1
     assert "ValueError: made to fail" in found.stderr
     assert found.stderr.count("Traceback") == 1
-    (run_dir,) = (folder / "outputs" / "train").iterdir()
     assert f"rank 1 failed; log: {run_dir}/logs/rank1.log" in found.stderr
     assert f"resume={run_dir}" in found.stderr
 

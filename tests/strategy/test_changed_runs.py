@@ -16,9 +16,10 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
+from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR, StepLR
 from torch.utils.data import DataLoader, Dataset
 
 from hybrid_strategy import HybridParallelStrategy
@@ -139,7 +140,12 @@ def _sgd(parameters: Any) -> Optimizer:
     return SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def _with_another_optimizer(folder: str) -> tuple[str, str, str]:
+def _in_groups(parameters: Any) -> Optimizer:
+    return AdamW([{"params": parameters[:2], "weight_decay": 0.1}, {"params": parameters[2:], "weight_decay": 0.2}], lr=1e-2)
+
+
+def _with_another_optimizer(folder: str) -> tuple[str, str, str, str]:
+    grouped = _fit(Toy(), 8, _saved(os.path.join(folder, "groups"), Toy(_in_groups)))[1]
     path = _saved(folder, Toy(_sgd))
     with pytest.raises(CheckpointError) as caught:
         _fit(Toy(), 8, path)
@@ -147,28 +153,34 @@ def _with_another_optimizer(folder: str) -> tuple[str, str, str]:
     module.strict_loading = False
     anew = _fit(module, 8, path)[1]
     overruled = _fit(Toy(lambda parameters: SGD(parameters, lr=0.2, momentum=0.5)), 8, path)[1]
-    return str(caught.value), anew, overruled
+    return str(caught.value), anew, overruled, grouped
 
 
 def test_states_of_another_optimizer_are_not_taken(tmp_path: Path) -> None:
-    refusal, anew, overruled = run_ranks(_with_another_optimizer, 1, str(tmp_path), process_group=False)[0]
+    refusal, anew, overruled, grouped = run_ranks(_with_another_optimizer, 1, str(tmp_path), process_group=False)[0]
+    assert "NOT restored  settings of the group of " in grouped
+    assert "optimizer settings" not in grouped
+    assert "in place of this run's" not in grouped
     assert refusal.startswith("optimizer is 'AdamW': ")
     assert "It was SGD." in refusal
     assert "NOT restored  optimizer state of net.0.weight: it is of SGD, not of AdamW" in anew
     assert "settings in place of this run's: lr 0.1 for 0.2; momentum 0.9 for 0.5" in overruled
 
 
-def _in_another_precision(folder: str) -> list[str]:
+def _in_another_precision(folder: str) -> tuple[list[str], str]:
     found = []
     for number, pair in enumerate((("32-true", "bf16-true"), ("bf16-true", "32-true"))):
         path = _saved(os.path.join(folder, str(number)), precision=pair[0])
         trainer = _fit(Toy(), 8, path, precision=pair[1])[0]
         found += sorted({str(state["exp_avg"].dtype) for state in trainer.optimizers[0].state.values()})
-    return found
+    scaled = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
+    return found, _fit(Toy(), 8, os.path.join(folder, "0", "saved"), plugins=[scaled])[1]
 
 
 def test_states_follow_their_weights_into_another_precision(tmp_path: Path) -> None:
-    assert run_ranks(_in_another_precision, 1, str(tmp_path), process_group=False)[0] == ["torch.bfloat16", "torch.float32"]
+    dtypes, said = run_ranks(_in_another_precision, 1, str(tmp_path), process_group=False)[0]
+    assert dtypes == ["torch.bfloat16", "torch.float32"]
+    assert "NOT restored  loss scaler: the saved run had none; it begins anew" in said
 
 
 def _of_two_optimizers(folder: str) -> tuple[list[float], list[float], set[str]]:
@@ -262,14 +274,21 @@ def test_parts_of_the_state_come_back_or_are_named(tmp_path: Path) -> None:
     assert "NOT restored  learning-rate schedules: the checkpoint has 0, this run has 1" in scheduled
 
 
-def _with_another_schedule(folder: str) -> tuple[str, str]:
+def _warmed_up(steps: int, whole: int) -> Callable[[Optimizer], Any]:
+    return lambda each: SequentialLR(each, [LinearLR(each, 0.1, total_iters=2), CosineAnnealingLR(each, whole)], [steps])
+
+
+def _with_another_schedule(folder: str) -> tuple[str, str, str]:
     path = _saved(folder, Toy(schedule=lambda each: StepLR(each, 2)))
     longer = _fit(Toy(schedule=lambda each: StepLR(each, 3)), 6, path)[1]
-    return longer, _fit(Toy(schedule=lambda each: CosineAnnealingLR(each, 8)), 6, path)[1]
+    other = _fit(Toy(schedule=lambda each: CosineAnnealingLR(each, 8)), 6, path)[1]
+    joined = _saved(os.path.join(folder, "joined"), Toy(schedule=_warmed_up(2, 20)))
+    return longer, other, _fit(Toy(schedule=_warmed_up(3, 30)), 6, joined)[1]
 
 
 def test_another_schedule_is_told(tmp_path: Path) -> None:
-    longer, other = run_ranks(_with_another_schedule, 1, str(tmp_path), process_group=False)[0]
+    longer, other, inner = run_ranks(_with_another_schedule, 1, str(tmp_path), process_group=False)[0]
+    assert "settings in place of this run's: T_max 20 for 30; milestones [2] for [3]" in inner
     assert "settings in place of this run's: step_size 2 for 3" in longer
     assert "NOT restored  learning-rate schedule: it was StepLR; CosineAnnealingLR takes over" in other
 

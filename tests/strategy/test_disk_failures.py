@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hybrid_strategy.checkpoint import folder as folders
 from hybrid_strategy.checkpoint import saving
+from hybrid_strategy.checkpoint.content import CheckpointContent
+from hybrid_strategy.checkpoint.pieces import Piece
+from hybrid_strategy.checkpoint.saving import SaveOptions
 from hybrid_strategy.checkpoint.search import search
 from hybrid_strategy.checkpoint.verify import read_meta
 from hybrid_strategy.errors import CheckpointError
+from hybrid_strategy.strategy.checkpoint_writer import CheckpointWriter
 from tests.strategy.test_saving_callbacks import Savers
 from tests.support.ranks import run_ranks
 from tests.support.resuming import Resumed, run, run_here
@@ -86,3 +91,19 @@ def test_a_read_only_folder(asynchronous: bool, small_disk: Path) -> None:
     assert "Read-only file system" in first["error"]
     warned, _ = run_ranks(ended, 2, replace(case, strategy={**strategy, "checkpoint_error": "warn"}), True, process_group=False)
     assert warned["steps"] == [2, 3, 4]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.filterwarnings("ignore:.*goes on without this checkpoint", "ignore:.*could not be removed. NotADirectoryError")
+def test_what_a_failed_save_would_have_replaced_goes_with_the_next_that_is_complete(asynchronous: bool, tmp_path: Path) -> None:
+    """Lightning speaks of it once; if it stayed, a disk with room for two checkpoints would never hold a new one again."""
+    writer, content = CheckpointWriter(asynchronous, "wait", "warn", is_first=True), {"model.w": Piece.whole("w", torch.ones(3))}
+    (tmp_path / "2").write_text("a file, in whose folder nothing can be written")
+    for place, replaced in (("1", None), ("2/within", "1"), ("3", "2/within"), ("4", "3")):
+        writer.save(tmp_path / place, CheckpointContent(dict(content)), SaveOptions())
+        if replaced:
+            writer.remove(tmp_path / replaced)
+        writer.finish()
+        assert (tmp_path / "1").is_dir() == (place in ("1", "2/within"))
+    writer.close()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["2", "4", "last"]

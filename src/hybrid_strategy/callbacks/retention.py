@@ -7,6 +7,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from hybrid_strategy.checkpoint.retention import Retention, remove_surplus
 from hybrid_strategy.errors import ConfigError, message
@@ -50,4 +51,8 @@ class KeepCheckpoints(pl.Callback):
         folder = getattr(trainer.checkpoint_callback, "dirpath", None)
         if trainer.is_global_zero and folder:
             came_from = trainer.ckpt_path
-            remove_surplus(Path(folder), self._retention, [Path(came_from)] if came_from else [])
+            try:
+                remove_surplus(Path(folder), self._retention, [Path(came_from)] if came_from else [])
+            except OSError as error:  # the other ranks would wait for this one
+                rule = "what no rule keeps could not be removed from it"
+                rank_zero_warn(message("dirpath", str(folder), rule, f"{type(error).__name__}: {error}", "Remove it by hand"))

@@ -21,7 +21,7 @@ from hybrid_strategy.checkpoint.naming import Naming
 from hybrid_strategy.checkpoint.pieces import Piece
 from hybrid_strategy.errors import CheckpointError, message
 
-_INDEX = "model.safetensors.index.json"
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
@@ -137,6 +137,9 @@ def _fill_piece(source: _Tensors, name: str, piece: Piece, transposed: bool, par
         rows, start = slices[0], index * whole[0]
         slices = (slice(start + rows.start, start + rows.stop), *slices[1:])
     block = source.block(name, slices[::-1] if transposed else slices)
+    if piece.tensor.is_floating_point() and not block.is_floating_point():
+        rule, numbers = "these are no weights but numbers that stand for some (quantised)", f"The model has {piece.tensor.dtype}"
+        raise CheckpointError(message(name, block.dtype, rule, numbers, "Give weights in a floating-point type"))
     with torch.no_grad():
         piece.tensor.copy_(block.t() if transposed else block)
 
@@ -148,7 +151,7 @@ def _account(path: Path, gathered: list[tuple[set[str], set[str], dict[str, str]
     if strict and (missing or unexpected):
         found = [f"Missing in it: {', '.join(f'{name} (for {key})' for key, name in missing.items())}"] if missing else []
         found += [f"Without a place in the model: {', '.join(unexpected)}"] if unexpected else []
-        advice = "Set the naming, or import with strict=False"
+        advice = "Set the weights of this model, or strict_loading=False to leave these out"
         raise CheckpointError(message("weights", str(path), "their names are not the model's", ". ".join(found), advice))
     certificate = Certificate(str(path), missing=tuple(missing), unexpected=tuple(unexpected))
     return certificate.with_restored("weights", f"{len(used)} tensors")
@@ -169,9 +172,14 @@ def _open_safetensors(path: Path, stack: ExitStack) -> _Tensors:
     try:
         for file in _files(path):
             opened = stack.enter_context(safe_open(file, framework="pt"))
+            if twice := sorted(file_of.keys() & set(opened.keys())):
+                raise ValueError(f"{twice[0]} is in {file.name} and in another file")
             file_of.update(dict.fromkeys(opened.keys(), opened))
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(message("weights", str(path), "they cannot be read", str(error), "")) from error
+    except (KeyError, TypeError, AttributeError) as error:
+        rule = f"its {_INDEX} has no weight_map that names a file for each tensor"
+        raise CheckpointError(message("weights", str(path), rule, "", "Remove it where it is no longer true")) from error
 
     def block(name: str, part: tuple[slice, ...]) -> Tensor:
         found: Tensor = file_of[name].get_slice(name)[part] if part else file_of[name].get_tensor(name)
@@ -181,9 +189,12 @@ def _open_safetensors(path: Path, stack: ExitStack) -> _Tensors:
 
 
 def _files(path: Path) -> list[Path]:
-    """The files an index names, else all safetensors files of the folder."""
+    """The model's one file where there is one, as Hugging Face's library has it: an index beside it is an older one's. Else the
+    files that the index names, else all safetensors files of the folder."""
     if path.is_file():
         return [path]
+    if (path / _SINGLE).is_file():
+        return [path / _SINGLE]
     if (path / _INDEX).is_file():
         return [path / name for name in sorted(set(json.loads((path / _INDEX).read_text())["weight_map"].values()))]
     found = sorted(path.glob("*.safetensors"))

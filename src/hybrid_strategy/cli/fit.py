@@ -20,6 +20,7 @@ from hybrid_strategy.callbacks.beside import ForecastBesideMeasured
 from hybrid_strategy.callbacks.progress import PrepareProgress
 from hybrid_strategy.callbacks.results import RunResults
 from hybrid_strategy.callbacks.status import STATUS_FILE, RunStatus
+from hybrid_strategy.checkpoint.folder import remove_unfinished
 from hybrid_strategy.checkpoint.verify import read_meta
 from hybrid_strategy.config.build import build_all, build_data, build_module, build_trainer
 from hybrid_strategy.config.forecasting import doubt_of, expected, forecast_of
@@ -61,6 +62,8 @@ def fit(run_dir: Path) -> None:
     keep_terminal_clear()
     _set_up_torch(config)
     pl.seed_everything(config.seed, workers=True, verbose=False)
+    if _is_first():  # a run has its folder for itself; each kill in a save would leave a whole checkpoint's size there for ever
+        remove_unfinished(run_dir / "checkpoints")
     callbacks, results = _allowed(config, list(build_all(config.callbacks, "callbacks").values())), RunResults()
     loggers = build_all(logger_settings(config), "logger")
     try:

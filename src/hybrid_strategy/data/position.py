@@ -30,6 +30,8 @@ class MeshPosition(ABC):
         first_sample: samples of this epoch that were consumed before the next iteration.
         first_batch: the number of the next iteration's first batch.
         batches_done: batches of this epoch that the trainer has finished. Set by the trainer, read by `state_dict()`.
+        batches_apart: how much higher the trainer counts the batches of this epoch than they are counted here. Set by it:
+            of several loaders that go on in another layout, one has its way.
         block_size: samples that all data-parallel ranks together consume at once (0: it varies).
         seed: the run's seed.
         worker_stream: ranks with the same number here draw the same random numbers while they load.
@@ -64,6 +66,11 @@ class MeshPosition(ABC):
     @abstractmethod
     def global_rows_of(self, batch_index: int) -> int | None:
         """How many rows all data-parallel ranks together have at that step; None: unknown here, to be summed over the ranks."""
+
+    @property
+    def shares_evenly(self) -> bool:
+        """Every rank gets as many rows of each batch as the others, as far as that is known."""
+        return True
 
     def samples_of(self, batch_index: int) -> list[Any] | None:
         """The indices in the dataset of this rank's rows of that batch; `None` where only the dataset knows them."""
@@ -104,6 +111,15 @@ class MeshPosition(ABC):
         self._go_to(epoch, consumed_samples, batches_done)
         if consumed_samples and self._at_end():
             self._go_to(epoch + 1, 0, 0)
+
+    def stay_at_end(self, epoch: int, consumed_samples: int) -> None:
+        """The next iteration yields nothing: `epoch` is consumed to its end, and goes on for other loaders."""
+        self._go_to(epoch, consumed_samples, None)
+
+    @property
+    def batches_of_a_pass(self) -> int | None:
+        """Batches in which all samples of this epoch are read once, as far as that is known."""
+        return len(self)
 
     def state_dict(self, batches_done: int | None = None) -> dict[str, int]:
         """The position once `batches_done` batches (default: those the trainer has finished) are done; the same on all ranks."""
@@ -150,7 +166,7 @@ class MeshPosition(ABC):
         self.worker_generator.manual_seed(key)
         self._check_position()
         self.first_batch = self._batches_before(first_sample) if first_batch is None else first_batch
-        self.batches_done = self.first_batch
+        self.batches_done, self.batches_apart = self.first_batch, 0
 
     def _batches_before(self, first_sample: int) -> int:
         """What must be counted as done, for the epoch to have its usual number of batches."""

@@ -88,6 +88,10 @@ class MeshBatchSampler(MeshPosition, Sampler[list[Any]]):
         blocks = self._batches_from(0)
         return 0, (block - left) % blocks if blocks else 0
 
+    @property
+    def shares_evenly(self) -> bool:
+        return self.drop_last or self._order.size(self.epoch) % self.data_parallel_size == 0
+
     def samples_of(self, batch_index: int) -> list[Any] | None:
         start = self.first_sample + (batch_index - self.first_batch) * self.block_size
         return self._batch(self._order.indices(self.epoch), start) if start < self._order.size(self.epoch) else None

@@ -129,6 +129,13 @@ class MeshStream(MeshPosition, Sampler[list[None]]):
         if share.block_rows < self.block_size:
             self._short[batch_index] = share.rows, share.block_rows
 
+    @property
+    def batches_of_a_pass(self) -> int | None:
+        try:
+            return len(self) if self._end is None else self._end
+        except TypeError:
+            return None
+
     def ended(self, batches: int) -> None:
         """The loader has yielded all batches of this epoch."""
         self._end = batches

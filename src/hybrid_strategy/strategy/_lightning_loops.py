@@ -101,6 +101,12 @@ def train_loaders(trainer: pl.Trainer) -> list[Any]:
     return [] if combined is None else list(combined.flattened)
 
 
+def combination(trainer: pl.Trainer) -> str:
+    """How the loaders of training go together, in Lightning's words; empty before they were processed."""
+    combined = trainer.fit_loop._combined_loader
+    return "" if combined is None else str(combined._mode)
+
+
 def counters_for(standing: Standing, fit_loop: Mapping[str, Any]) -> dict[str, Any]:
     """The state of Lightning's fit loop, rewritten so that it says `standing` and nothing else.
 

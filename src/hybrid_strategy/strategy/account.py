@@ -44,7 +44,9 @@ def wandb_id(trainer: pl.Trainer) -> str | None:
     return next((str(each) for each in found if each is not None), None)
 
 
-def account_of(certificate: Certificate, small: SmallState, trainer: pl.Trainer, layout: Layout, gaps: Lines) -> Certificate:
+def account_of(
+    certificate: Certificate, small: SmallState, trainer: pl.Trainer, layout: Layout, gaps: Lines, settings: int
+) -> Certificate:
     """The certificate of `fit` with every part of the state; that of validation, test and prediction speaks of weights only.
 
     Args:
@@ -52,19 +54,17 @@ def account_of(certificate: Certificate, small: SmallState, trainer: pl.Trainer,
         small: what was read beside them.
         layout: that of this run.
         gaps: (what, why) that the optimizers could not take back.
+        settings: of how many parameters the optimizers took them back.
     """
     if trainer.state.fn != TrainerFn.FITTING:
         return certificate
     for what, why in gaps:
         certificate = certificate.with_not_restored(what, why)
-    for part in (_settings, _steps, _schedulers, _scaler, _callbacks, _data_module, _unread, _position, _wandb_run):
+    if settings:
+        certificate = certificate.with_restored("optimizer settings", f"of {settings} parameters")
+    for part in (_steps, _schedulers, _scaler, _callbacks, _data_module, _unread, _position, _wandb_run):
         certificate = part(certificate, small, trainer)
     return _random_state(certificate, small, layout)
-
-
-def _settings(certificate: Certificate, small: SmallState, trainer: pl.Trainer) -> Certificate:
-    count = sum(key.startswith("settings.") for key in small.replicated)
-    return certificate.with_restored("optimizer settings", f"of {count} parameters") if count else certificate
 
 
 def _steps(certificate: Certificate, small: SmallState, trainer: pl.Trainer) -> Certificate:
@@ -88,6 +88,8 @@ def _scaler(certificate: Certificate, small: SmallState, trainer: pl.Trainer) ->
     state = small.state.get(name)
     if isinstance(state, Mapping) and "scale" in state:
         return certificate.with_restored("loss scaler", f"scale {state['scale']:g}")
+    if trainer.precision_plugin.state_dict():
+        return certificate.with_not_restored("loss scaler", "the saved run had none; it begins anew")
     return certificate
 
 

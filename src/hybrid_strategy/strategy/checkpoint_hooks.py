@@ -19,13 +19,20 @@ from hybrid_strategy.data.position import MeshPosition
 from hybrid_strategy.errors import CheckpointError, message
 from hybrid_strategy.parallelize import Parallelized
 from hybrid_strategy.strategy import _lightning
-from hybrid_strategy.strategy._lightning_loops import is_at_window_start, put_logged_values, settle, standing_of
+from hybrid_strategy.strategy._lightning_loops import (
+    is_at_window_start,
+    put_logged_values,
+    settle,
+    standing_of,
+    train_loaders,
+)
 from hybrid_strategy.strategy.averages import ShardedAverage
 from hybrid_strategy.strategy.checkpoint_writer import CheckpointWriter
 from hybrid_strategy.strategy.checkpointing import Loaded, StateKeeper
 from hybrid_strategy.strategy.data_position import Resumption
 from hybrid_strategy.strategy.options import Options
 from hybrid_strategy.strategy.random_state import TakenRandomState, restore_random_state
+from hybrid_strategy.strategy.several_loaders import warn_of_uneven_shares
 from hybrid_strategy.strategy.world import WorldStrategy
 
 _AFTER_AN_ERROR = 30.0
@@ -224,11 +231,13 @@ class CheckpointHooks(WorldStrategy):
         if loaded is not None:
             self._go_on(trainer, loaded, resumption)
         self._first_batches = standing_of(trainer).total_batches
+        warn_of_uneven_shares(train_loaders(trainer))
 
     def _go_on(self, trainer: pl.Trainer, loaded: Loaded, resumption: Resumption | None) -> None:
         put_logged_values(trainer, loaded.logged)
         if resumption is not None:
             settle(trainer, resumption.standing)
+            resumption.tell_of_other_loaders(trainer)
         restore_random_state(self.groups.coordinate, loaded.random_state)
 
     def on_train_end(self) -> None:

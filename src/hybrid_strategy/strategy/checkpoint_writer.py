@@ -10,13 +10,14 @@ from hybrid_strategy.checkpoint.asynchronous import AsyncSaver
 from hybrid_strategy.checkpoint.content import CheckpointContent
 from hybrid_strategy.checkpoint.folder import remove_checkpoint
 from hybrid_strategy.checkpoint.saving import SaveOptions, save_checkpoint
-from hybrid_strategy.errors import CheckpointError
+from hybrid_strategy.errors import CheckpointError, message
 
 
 class CheckpointWriter:
     """One rank's part in writing. All methods but `remove` and `failed` are collective.
 
-    What a newer checkpoint replaces is removed when the newer one is complete, and stays where it could not be written.
+    What a newer checkpoint replaces is removed when the newer one is complete. Where that could not be written it stays until a
+    later one is: else it would stay for ever, as Lightning speaks of it once, and a disk with room for two would be full.
 
     Args:
         asynchronous: copy the state to host memory and write it while training goes on.
@@ -72,6 +73,7 @@ class CheckpointWriter:
             self._deal_with(error)
             return False
         self.error, self._skipped, self._path = None, False, path
+        self._surplus = [each for each in self._surplus if each != path]
         return True
 
     def finish(self) -> None:
@@ -108,16 +110,23 @@ class CheckpointWriter:
 
     def tidy(self) -> None:
         """Removes what has been replaced by now. Not collective."""
-        if self._skipped or (self._saver is not None and (self._saver.busy or self._saver.failed)):
+        if self._skipped or self.error is not None or (self._saver is not None and (self._saver.busy or self._saver.failed)):
             return
-        if self.error is None:
-            for path in self._surplus:
-                remove_checkpoint(path)
+        for path in self._surplus:
+            _remove(path)
         self._surplus.clear()
 
     def _deal_with(self, error: CheckpointError) -> None:
         self.error = error
-        self._surplus.clear()
         if self._on_error == "raise":
             raise error
         rank_zero_warn(f"{error} The run goes on without this checkpoint.")
+
+
+def _remove(path: Path) -> None:
+    """One rank removes, so what goes wrong is told and ends nothing: the others would wait for a rank that is gone."""
+    try:
+        remove_checkpoint(path)
+    except OSError as error:
+        rule = "a newer one is complete, and it could not be removed"
+        rank_zero_warn(message("checkpoint", str(path), rule, f"{type(error).__name__}: {error}", "Remove it by hand"))

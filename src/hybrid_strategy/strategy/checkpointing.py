@@ -42,6 +42,7 @@ from hybrid_strategy.strategy.optimizer_states import (
     refuse_another_class,
     restore_empty_groups,
     restore_values,
+    restored_settings,
     state_pieces,
 )
 from hybrid_strategy.strategy.own_loading import has_own_loading
@@ -245,8 +246,7 @@ class StateKeeper:
         if path.is_file():
             return self._load_single_file(path)
         self._check_complete(path)
-        named = self.named_parameters()
-        saved = saved_names(path)
+        named, saved = self.named_parameters(), saved_names(path)
         averaged = {key for key in saved if section(key) == TRAINED}
         deferred = looks_at_weights(self.module) and not averaged and self.average is None
         weights, instead = ({}, {}) if deferred else self._pieces_to_load(averaged)
@@ -277,7 +277,8 @@ class StateKeeper:
             gaps.append(("what the module changes while it loads", "weights that are averaged are loaded as they are"))
         if not deferred:
             gaps += self._surplus(path, added)
-        certificate = account_of(loaded.certificate, small, self.module.trainer, self.groups.layout, self._shared(gaps))
+        settings = len(set(self._shared(restored_settings(self.optimizers, named, small.replicated))))
+        certificate = account_of(loaded.certificate, small, self.module.trainer, self.groups.layout, self._shared(gaps), settings)
         if overruled:
             certificate = certificate.with_restored("settings in place of this run's", "; ".join(overruled))
         found = _loaded(small, certificate, schedulers, len(self.optimizers))

@@ -22,6 +22,8 @@ _SETTINGS = "settings"
 _NOT_SETTINGS = ("params", "param_names")
 _KIND = "optimizer_class"
 _AGAIN = "@"
+_INNER = "_schedulers"
+"""Where `SequentialLR` and `ChainedScheduler` keep the schedules they are made of, and their states."""
 
 
 class _Member(NamedTuple):
@@ -168,16 +170,20 @@ def restore_values(optimizers: Sequence[Optimizer], named: Named, values: Mappin
         (what, why) of settings and states that could not be put back.
     """
     by_name, lines = _by_name(values), list[tuple[str, str]]()
-    groups: dict[int, list[_Member]] = {}
     for each in _members(optimizers, named):
         if not each.fits(values):
             each.optimizer.state.pop(each.parameter, None)
             lines.append((f"optimizer state of {each.slot.name}", f"it is of {values[each.kind_key]}, not of {each.kind}"))
             continue
-        groups.setdefault(id(each.group), []).append(each)
         for state, value in by_name.get((each.slot.name, each.mark), {}).items():
             each.optimizer.state[each.parameter][state] = _placed(state, value, each)
-    return lines + [line for members in groups.values() for line in _restore_group(members, values)]
+    for group in _groups(optimizers, named, values):
+        if group.odd is None:
+            group.restore()
+        else:
+            first, other = group.members[0].slot.name, group.odd.slot.name
+            lines.append((f"settings of the group of {first}", f"{other}, which is in the same group here, had others"))
+    return lines
 
 
 def _placed(state: str, value: Any, member: _Member) -> Any:
@@ -224,17 +230,41 @@ def _by_name(values: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, Any]]
     return found
 
 
-def _restore_group(members: Sequence[_Member], values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    known = {each.slot.name: values[each.settings_key] for each in members if each.settings_key in values}
-    if not known:
-        return []
-    first, *others = known
-    for other in others:
-        if not same(known[first], known[other]):
-            return [(f"settings of the group of {first}", f"{other}, which is in the same group here, had others")]
-    settings = {key: value.clone() if isinstance(value, Tensor) else value for key, value in known[first].items()}
-    members[0].group.update(settings)
-    return []
+class _Group(NamedTuple):
+    """Parameters of one group that had settings in the saved run.
+
+    Attributes:
+        odd: one that had others than the first, where there is one: the group keeps its own settings then.
+    """
+
+    members: list[_Member]
+    settings: Mapping[str, Any]
+    odd: _Member | None
+
+    def restore(self) -> None:
+        """Gives the group the settings of the saved run."""
+        copied = {key: value.clone() if isinstance(value, Tensor) else value for key, value in self.settings.items()}
+        self.members[0].group.update(copied)
+
+
+def _groups(optimizers: Sequence[Optimizer], named: Named, values: Mapping[str, Any]) -> list[_Group]:
+    """The groups of this rank, with what the checkpoint has of their settings."""
+    known: dict[int, list[_Member]] = {}
+    for each in _members(optimizers, named):
+        if each.fits(values) and each.settings_key in values:
+            known.setdefault(id(each.group), []).append(each)
+    found = []
+    for members in known.values():
+        settings = values[members[0].settings_key]
+        odd = next((each for each in members if not same(settings, values[each.settings_key])), None)
+        found.append(_Group(members, settings, odd))
+    return found
+
+
+def restored_settings(optimizers: Sequence[Optimizer], named: Named, values: Mapping[str, Any]) -> list[str]:
+    """Whose settings come from the checkpoint, by name; of a parameter that several optimizers hold once for each."""
+    groups = [each for each in _groups(optimizers, named, values) if each.odd is None]
+    return [each.settings_key for group in groups for each in group.members]
 
 
 def overruled_settings(optimizers: Sequence[Optimizer], named: Named, values: Mapping[str, Any]) -> list[str]:
@@ -243,9 +273,9 @@ def overruled_settings(optimizers: Sequence[Optimizer], named: Named, values: Ma
     A rate that a schedule moves is compared by where it begins.
     """
     found = dict[str, None]()
-    for each in _members(optimizers, named):
-        there = values.get(each.settings_key, {}) if each.fits(values) else {}
-        here, _ = plain(_settings_of(each.group))
+    for group in _groups(optimizers, named, values):
+        there = group.settings if group.odd is None else {}
+        here, _ = plain(_settings_of(group.members[0].group))
         moved = "initial_lr" in here and "initial_lr" in there
         for key in here.keys() & there.keys() - ({"lr"} if moved else set()):
             if not same(here[key], there[key]):
@@ -254,13 +284,15 @@ def overruled_settings(optimizers: Sequence[Optimizer], named: Named, values: Ma
 
 
 def overruled_schedules(schedulers: Sequence[Any], saved: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Arguments of this run's schedules where the saved ones go on instead (`T_max`, `step_size`)."""
+    """Arguments of this run's schedules where the saved ones go on instead (`T_max`), also of those that one is made of."""
     found = []
     for scheduler, state in zip(schedulers, saved, strict=False):
-        arguments = inspect.signature(type(scheduler).__init__).parameters.keys() - {"last_epoch"}
-        here, _ = plain({key: each for key, each in vars(scheduler).items() if key in arguments & state.keys()})
-        changed = sorted(key for key in here if not same(here[key], state[key]))
-        found += [f"{key} {state[key]} for {here[key]}" for key in changed]
+        arguments = inspect.signature(type(scheduler).__init__).parameters.keys() - {"last_epoch", "schedulers"}
+        keys = {name: key for name in arguments for key in (name, f"_{name}") if key in state and hasattr(scheduler, key)}
+        here, _ = plain({name: getattr(scheduler, key) for name, key in keys.items()})
+        changed = sorted(name for name in here if not same(here[name], state[keys[name]]))
+        found += [f"{name} {state[keys[name]]} for {here[name]}" for name in changed]
+        found += overruled_schedules(getattr(scheduler, _INNER, ()), state.get(_INNER, ()))
     return found
 
 
@@ -277,7 +309,7 @@ def fit_to_groups(state: Mapping[str, Any], scheduler: Any) -> dict[str, Any]:
     groups, fitted = scheduler.optimizer.param_groups, dict(state)
     for key, value in state.items():
         own = getattr(scheduler, key, None)
-        if key == "_schedulers" and isinstance(own, list) and len(own) == len(value):
+        if key == _INNER and isinstance(own, list) and len(own) == len(value):
             fitted[key] = [fit_to_groups(*pair) for pair in zip(value, own, strict=True)]
         elif key in ("base_lrs", "_last_lr"):
             setting = "initial_lr" if key == "base_lrs" else "lr"
