@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-time.sleep(2)
+time.sleep(10)
 
 
 def train(run_dir: Path) -> None:

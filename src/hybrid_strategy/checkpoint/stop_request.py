@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -38,6 +39,7 @@ class StopRequest:
         self.signal_number = 0
         self._interrupts = 0
         self._before: dict[int, Handler] = {}
+        self._leave: Callable[[], None] | None = None
 
     @property
     def listening(self) -> bool:
@@ -62,6 +64,15 @@ class StopRequest:
         for number in {*signals_to_hear(), *further} - self._before.keys():
             self._before[number] = signal.signal(number, self._receive)
 
+    @contextmanager
+    def leaving_by(self, leave: Callable[[], None]) -> Iterator[None]:
+        """Within it there is nothing to save yet: a signal calls `leave`, which raises, wherever the process is."""
+        self._leave = leave
+        try:
+            yield
+        finally:
+            self._leave = None
+
     def ignore(self) -> None:
         """Puts the former handlers back and forgets what has come."""
         for number, handler in self._before.items():
@@ -74,6 +85,8 @@ class StopRequest:
         self._interrupts += number == signal.SIGINT
         if self._interrupts >= INSISTENCE:
             raise KeyboardInterrupt
+        if self._leave is not None:
+            self._leave()
         former = self._before.get(number)
         if callable(former) and former is not signal.default_int_handler:
             former(number, frame)

@@ -26,8 +26,9 @@ def run(target: str, run_dir: Path, rank: int) -> int:
     log_dir = run_dir / "logs"
     logs.redirect(log_path(log_dir, rank), terminal=rank == 0)
     try:
-        function = _imported(target)
-        _leave_if_told()
+        with REQUEST.leaving_by(_leave_if_told):
+            function = _imported(target)
+        _leave_if_told()  # libraries may have caught what a signal raised among their imports
         function(run_dir)
     except KeyboardInterrupt:
         return 130
