@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -95,12 +95,12 @@ class Steps:
             batch,
             tuple(rest),
         )
-        loader = self._loader(kind, rest)
+        loader, nested = self._loader(kind, batch, rest)
         mesh = getattr(loader, "mesh", None)
         if mesh is None:
             return call
         index = self._batch_index(kind, rest)
-        call.sample_dims = loader.sample_dims
+        call.sample_dims = {} if nested else loader.sample_dims
         call.real_rows, call.run_rows = mesh.rows_of(index), mesh.global_rows_of(index)
         if loader.mesh_source.batch_size is None and loader.mesh_source.batch_sampler is None and call.real_rows:
             call.real_rows = call.run_rows = None  # an item of the loader is a whole batch: it does not count samples
@@ -110,10 +110,14 @@ class Steps:
         self._engine.cadence.begin(of_epoch=self._batch_index(call.kind, call.arguments) == 0)
         self._engine.replicas.check()
 
-    def _loader(self, kind: str, rest: Sequence[Any]) -> Any:
-        loaders: Any = getattr(self._module.trainer, _LOADERS[kind])
-        index = rest[1] if len(rest) > 1 else 0
-        return loaders[index] if isinstance(loaders, Sequence) and kind != "train" else loaders
+    def _loader(self, kind: str, batch: Any, rest: Sequence[Any]) -> tuple[Any, bool]:
+        """The loader that the batch is of; of several that are read together the first that has brought something, and `True`."""
+        loaders = getattr(self._module.trainer, _LOADERS[kind])
+        each = list(_brought(loaders, batch))
+        if kind != "train" and (len(rest) > 1 or len(each) == 1):  # one after another
+            return each[rest[1] if len(rest) > 1 else 0][0], False
+        first = next((loader for loader, part in each if part is not None), None)
+        return first, isinstance(loaders, (Mapping, list, tuple))
 
     def _batch_index(self, kind: str, rest: Sequence[Any]) -> int:
         """The number of the batch, also where the user's step does not ask for it."""
@@ -131,3 +135,16 @@ class Steps:
         if _lightning.ready_to_step(self._module.trainer):
             with self._engine.whereabouts.doing(f"the reduction of gradients (global step {self._module.trainer.global_step})"):
                 self._engine.reduce()
+
+
+def _brought(loaders: Any, batch: Any) -> Iterator[tuple[Any, Any]]:
+    """Each loader of a collection, and what it has brought where all are read together."""
+    if isinstance(loaders, Mapping):
+        for key, loader in loaders.items():
+            yield from _brought(loader, batch.get(key) if isinstance(batch, Mapping) else None)
+    elif isinstance(loaders, (list, tuple)):
+        parts = batch if isinstance(batch, (list, tuple)) and len(batch) == len(loaders) else [None] * len(loaders)
+        for loader, part in zip(loaders, parts, strict=True):
+            yield from _brought(loader, part)
+    else:
+        yield loaders, batch
