@@ -88,7 +88,7 @@ def predictions(layout: ContractLayout, folder: str) -> Any:
     trainer = make_trainer(layout)
     for size in SIZES:
         found.append(plain(trainer.predict(module, loader(layout, size))))
-    found.append(plain(trainer.predict(module, [loader(layout, 9), loader(layout, 5, seed=2)])))
+    found.append(plain(trainer.predict(module, {"one": loader(layout, 9), "two": loader(layout, 5, seed=2)})))
     nothing = trainer.predict(module, loader(layout, 9), return_predictions=False)
     return {"rank_zero": found, "nothing": nothing}
 

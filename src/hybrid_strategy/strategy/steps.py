@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from hybrid_strategy.errors import DataError, message
 from hybrid_strategy.strategy import _lightning
 from hybrid_strategy.strategy.hand_over import loss_with_hand_over
+from hybrid_strategy.strategy.loaders import brought
 from hybrid_strategy.strategy.manual import ManualStep
 from hybrid_strategy.strategy.precision import loss_scale
 from hybrid_strategy.strategy.step import StepEngine
@@ -113,7 +114,7 @@ class Steps:
     def _loader(self, kind: str, batch: Any, rest: Sequence[Any]) -> tuple[Any, bool]:
         """The loader that the batch is of; of several that are read together the first that has brought something, and `True`."""
         loaders = getattr(self._module.trainer, _LOADERS[kind])
-        each = list(_brought(loaders, batch))
+        each = list(brought(loaders, batch))
         if kind != "train" and (len(rest) > 1 or len(each) == 1):  # one after another
             return each[rest[1] if len(rest) > 1 else 0][0], False
         first = next((loader for loader, part in each if part is not None), None)
@@ -135,16 +136,3 @@ class Steps:
         if _lightning.ready_to_step(self._module.trainer):
             with self._engine.whereabouts.doing(f"the reduction of gradients (global step {self._module.trainer.global_step})"):
                 self._engine.reduce()
-
-
-def _brought(loaders: Any, batch: Any) -> Iterator[tuple[Any, Any]]:
-    """Each loader of a collection, and what it has brought where all are read together."""
-    if isinstance(loaders, Mapping):
-        for key, loader in loaders.items():
-            yield from _brought(loader, batch.get(key) if isinstance(batch, Mapping) else None)
-    elif isinstance(loaders, (list, tuple)):
-        parts = batch if isinstance(batch, (list, tuple)) and len(batch) == len(loaders) else [None] * len(loaders)
-        for loader, part in zip(loaders, parts, strict=True):
-            yield from _brought(loader, part)
-    else:
-        yield loaders, batch
