@@ -118,16 +118,6 @@ def test_what_a_step_counts_in_a_pipeline_is_saved_by_the_rank_that_counts(layou
     assert result == "same", "\n".join(why[:10])
 
 
-def _synchronised(layout: ContractLayout, folder: str) -> Any:
-    make_trainer(layout, max_steps=1, sync_batchnorm=True).fit(Module(), loader(layout, 8))
-    return {}
-
-
-def test_synchronised_norms_are_refused() -> None:
-    result, why = compare_item(Item("synchronised", 3, _synchronised, refused={"dp2": "sync_batchnorm is True"}), LAYOUTS["dp2"])
-    assert result == "refused", "\n".join(why[:10])
-
-
 def _own_data(layout: ContractLayout, folder: str) -> Any:
     seed = int(os.environ["RANK"]) // layout.data_parallel_size
     make_trainer(layout, max_steps=1).fit(Module(), loader(layout, 8, seed=seed))

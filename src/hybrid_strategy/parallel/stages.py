@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from hybrid_strategy.errors import ModelError, message
 from hybrid_strategy.parallel.activation_checkpoint import without_reentry
 from hybrid_strategy.parallel.ghosts import ghost_of, is_ghost, shown
+from hybrid_strategy.parallel.inner_values import InnerValues
 from hybrid_strategy.parallel.outside import OutsideCalls
 from hybrid_strategy.parallel.past_layers import LayerWatch
 from hybrid_strategy.parallel.side_values import Place
@@ -51,6 +52,9 @@ class Look:
         kept: where layers of earlier stages have kept values beside their output.
         taken: where the loss has taken such values of the last stage.
         asked: attributes that were asked of layers that are not here.
+        metrics_before: names of metric objects that were logged before the end of a stage that is not the last.
+        metrics: those that the last stage has logged.
+        stood_in: has a unit of another stage been given the output of the one before the cut, in the place of its own?
     """
 
     inputs: list[Tensor] = field(default_factory=list)
@@ -59,6 +63,9 @@ class Look:
     kept: set[Place] = field(default_factory=set)
     taken: set[Place] = field(default_factory=set)
     asked: set[str] = field(default_factory=set)
+    metrics_before: set[str] = field(default_factory=set)
+    metrics: set[str] = field(default_factory=set)
+    stood_in: bool = False
 
 
 class StageContext:
@@ -72,6 +79,7 @@ class StageContext:
         self.look: Look | None = None
         self.layers = LayerWatch(self.refuse)
         self.outside = OutsideCalls()
+        self.inner: InnerValues | None = None
         self.random = random or StepRandom(torch.device("cpu"), shared=False)
         self.now: StageNow | None = None
         self.leaving: Callable[[Any], Any] = _as_it_is
@@ -131,6 +139,16 @@ class StageContext:
         with self.outside.step(), self.random.step(), without_reentry(self.random.shared):
             yield
 
+    @contextmanager
+    def looking(self) -> Iterator[Look]:
+        """Around the passes of a step that is looked at closely."""
+        self.look = Look()
+        try:
+            with contextlib.nullcontext() if self.inner is None else self.inner.watching():
+                yield self.look
+        finally:
+            self.look = None
+
     def forget_checks(self) -> None:
         """The next play of each unit is its first."""
         self._checked.clear()
@@ -183,6 +201,12 @@ class AbsentUnit(nn.Module):
             return kept[name]
         with contextlib.suppress(AttributeError):
             return super().__getattr__(name)
+        if "ghost" in self.__dict__ and self._context.now is not None:
+            part, own = self.ghost._modules.get(name), self.ghost._parameters.get(name)
+            if part is not None:
+                return AbsentPart(part, self._unit_index, self._context, part)
+            if own is not None:
+                return self._parameters[name]
         rule = "this rank holds only its own stages, and a unit of another pipeline rank was asked for its layers or weights"
         advice = "Use them inside of that unit's forward, or set pipeline_parallel_size=1"
         raise AttributeError(
@@ -206,6 +230,16 @@ class AbsentUnit(nn.Module):
         return skip_unit(self._context, now, self._unit_index, (args, kwargs))
 
 
+class AbsentPart(AbsentUnit):
+    """A part of a unit of another rank, which a model's `forward` asks for its plain attributes (`layers[0].attention.heads`)."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        rule = "a part of a unit of another pipeline rank was called outside of that unit's forward"
+        advice = "Name it as a unit of its own in parallel_plan(), or set pipeline_parallel_size=1"
+        kind = type(self.ghost).__name__
+        raise ModelError(message("module", kind, rule, f"It belongs to unit {self._unit_index}", advice))
+
+
 def skip_unit(context: StageContext, now: StageNow, index: int, given: Any) -> Any:
     """Instead of a unit that belongs to an earlier stage."""
     tensors = list(iterate_tensors(given))
@@ -217,6 +251,8 @@ def skip_unit(context: StageContext, now: StageNow, index: int, given: Any) -> A
         context.refuse(error)
         output = now.received
     is_real = output is now.received or context.look is None
+    if context.look is not None:
+        context.look.stood_in |= not is_real
     return context.arriving(output if is_real else marked(output))
 
 
