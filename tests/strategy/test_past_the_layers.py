@@ -147,8 +147,13 @@ def test_a_step_in_a_pipeline_cannot_leave_weights_of_other_ranks_out() -> None:
         assert [name for name, _ in model.named_parameters()] == [name for name, _ in Model().named_parameters()]
         with pytest.raises(ModelError, match="a parameter of another pipeline rank"):
             sum(each.square().sum() for each in model.parameters())
-        with pytest.raises(AttributeError, match="'weight' of unit 0"):
-            _ = model.embed.weight
+        assert (model.embed.weight.dtype, model.layers[0].norm.eps) == (torch.float32, 1e-5)
+        with pytest.raises(ModelError, match="a parameter of another pipeline rank"):
+            model.embed.weight.square()
+        with pytest.raises(ModelError, match="the parts of a unit instead of calling it"):
+            list(model.layers[0])
+        with pytest.raises(AttributeError, match="'forward_hooks' of unit 0"):
+            _ = model.embed.forward_hooks
     assert not hasattr(model.embed, "weight")
 
 

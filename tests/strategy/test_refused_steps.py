@@ -158,6 +158,27 @@ class Collected(Module):
         return row_losses(self.model(batch["ids"])["logits"], batch["labels"]).mean()
 
 
+class Opened(Module):
+    """Its forward calls the parts of units, not the units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = OpenedModel()
+
+
+class OpenedModel(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(layer) for layer in self.layers)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for layer in self.layers:
+            for part in layer:
+                x = part(x)
+        return self.head(self.norm(x))
+
+
 class Dropped(Module):
     """Leaves a layer out, after which the pipeline is cut."""
 
@@ -278,6 +299,7 @@ def _of(run: Any) -> tuple[Any, str]:
         ([NormInTheLoss], TP2_SP, "training_step is 'model.norm.weight'"),
         ([Balanced], LAYOUTS["pp2_1f1b"], "training_step is 'its loss': only its output gets to the next stage"),
         ([AsksFor], LAYOUTS["pp2_1f1b"], "training_step is 'its loss': only its output gets to the next stage"),
+        ([Opened], LAYOUTS["pp2_1f1b"], "parallel_plan.units is 'Sequential': the model's forward goes through the parts"),
         ([Dropped], LAYOUTS["pp2_1f1b"], "the pipeline is cut after a unit that this step has left out"),
         ([MarksLate], LAYOUTS["dp2_zero3"], "register_hook is"),
         ([Saves], LAYOUTS["pp2_1f1b"], "save_pretrained is 'called on a part of the model'"),

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, cast
 
@@ -26,9 +25,9 @@ from hybrid_strategy.errors import ModelError, message
 from hybrid_strategy.parallel.activation_checkpoint import without_reentry
 from hybrid_strategy.parallel.ghosts import ghost_of, is_ghost, shown
 from hybrid_strategy.parallel.inner_values import InnerValues
+from hybrid_strategy.parallel.look import Look
 from hybrid_strategy.parallel.outside import OutsideCalls
 from hybrid_strategy.parallel.past_layers import LayerWatch
-from hybrid_strategy.parallel.side_values import Place
 from hybrid_strategy.parallel.stage_now import StageNow, StageOutput, left_out
 from hybrid_strategy.parallel.stand_ins import is_made_of_stand_ins, marked
 from hybrid_strategy.parallel.step_random import StepRandom
@@ -39,33 +38,6 @@ from hybrid_strategy.spec.parallel_plan import matches
 
 def _as_it_is(value: Any) -> Any:
     return value
-
-
-@dataclass
-class Look:
-    """What a rank notes in a step that is looked at closely, for all ranks to compare after it.
-
-    Attributes:
-        inputs: what the first unit is called with for the first micro-batch.
-        refused: what the step may not do.
-        output: of the last unit, until the loss is made.
-        kept: where layers of earlier stages have kept values beside their output.
-        taken: where the loss has taken such values of the last stage.
-        asked: attributes that were asked of layers that are not here.
-        metrics_before: names of metric objects that were logged before the end of a stage that is not the last.
-        metrics: those that the last stage has logged.
-        stood_in: has a unit of another stage been given the output of the one before the cut, in the place of its own?
-    """
-
-    inputs: list[Tensor] = field(default_factory=list)
-    refused: list[ModelError] = field(default_factory=list)
-    output: Any = None
-    kept: set[Place] = field(default_factory=set)
-    taken: set[Place] = field(default_factory=set)
-    asked: set[str] = field(default_factory=set)
-    metrics_before: set[str] = field(default_factory=set)
-    metrics: set[str] = field(default_factory=set)
-    stood_in: bool = False
 
 
 class StageContext:
@@ -162,6 +134,10 @@ class StageContext:
             self.now = None
 
 
+_PLAIN = (bool, int, float, str, torch.Size, torch.dtype, type, type(None))
+"""Attributes that say what a layer is."""
+
+
 class AbsentUnit(nn.Module):
     """Stands where a unit of another rank stood. Answers for the unit's plain attributes, holds no parameter."""
 
@@ -213,6 +189,19 @@ class AbsentUnit(nn.Module):
             message("module", "the pipeline's model", rule, f"{name!r} of unit {self.__dict__.get('_unit_index')}", advice)
         )
 
+    def __iter__(self) -> Iterator[Any]:
+        self._refuse_opening()
+        return iter(())
+
+    def __getitem__(self, _index: Any) -> Any:
+        self._refuse_opening()
+        return nn.Identity()
+
+    def _refuse_opening(self) -> None:
+        rule = "the model's forward goes through the parts of a unit instead of calling it, so it cannot be left to another rank"
+        advice, kind = "Name its parts as units, such as 'stages.*.*'", self.__dict__["_kind"].__name__
+        self._context.refuse(ModelError(message("parallel_plan.units", kind, rule, f"It is unit {self._unit_index}", advice)))
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         now = self._context.now
         if now is not None and self._unit_index >= now.stop:
@@ -232,6 +221,11 @@ class AbsentUnit(nn.Module):
 
 class AbsentPart(AbsentUnit):
     """A part of a unit of another rank, which a model's `forward` asks for its plain attributes (`layers[0].attention.heads`)."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        for name in [name for name, value in self._kept.items() if not isinstance(value, _PLAIN)]:
+            del self._kept[name]  # what it counts or keeps is on the other rank
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         rule = "a part of a unit of another pipeline rank was called outside of that unit's forward"
