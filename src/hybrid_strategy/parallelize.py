@@ -22,6 +22,7 @@ from hybrid_strategy.parallel.activation_checkpoint import checkpoint_units
 from hybrid_strategy.parallel.compiled import compile_units, refuse_compiled
 from hybrid_strategy.parallel.context.gate import check_units, close_for_sending, open_received, put_context_gates
 from hybrid_strategy.parallel.context.region import ContextRegion
+from hybrid_strategy.parallel.inner_values import InnerValues
 from hybrid_strategy.parallel.materialise import Initialiser, check_buffers
 from hybrid_strategy.parallel.names import Describe, Names, StageCut
 from hybrid_strategy.parallel.parameters import Slot, collect_slots
@@ -254,6 +255,8 @@ def _owners(groups: Groups) -> tuple[int, ...]:
 def _cut(root: nn.Module, cut: StageCut, groups: Groups, context: StageContext) -> set[str]:
     if groups.layout.num_stages == 1:
         return set()
+    if not groups.layout.compile:  # hooks would make layers compile anew
+        context.inner = InnerValues(root, cut.units, context.refuse)
     mine = groups.coordinate.pipeline_parallel
     kept = {unit for unit in range(len(cut.units)) if cut.rank_of(unit) == mine}
     return cut_model(root, cut.units, kept, context)

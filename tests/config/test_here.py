@@ -12,7 +12,7 @@ from hybrid_strategy.config import here as here_module
 from hybrid_strategy.config.compose import Source, run_config
 from hybrid_strategy.config.here import check_folders, check_here, check_unused
 from hybrid_strategy.config.named_target import check_target
-from hybrid_strategy.config.text import check_length
+from hybrid_strategy.config.text import check_length, check_validation_interval
 from hybrid_strategy.config.world import World, world_of
 from hybrid_strategy.errors import ConfigError
 
@@ -202,7 +202,12 @@ def test_text_that_fills_no_sequence_is_refused_before_anything_starts(here: Pat
     for more, key in (((), "model.sequence_length is 64"), (("data.sequence_length=48",), "data.sequence_length is 48")):
         with pytest.raises(ConfigError, match=rf"^{key}: the text that is kept for training .*Give more text, or data"):
             check_length(run_config(Source((*given, *more))))
-    check_length(run_config(Source((*given, "data.sequence_length=1"))))
+    short = (*given, "data.sequence_length=1", "trainer.val_check_interval=12")
+    check_length(run_config(Source(short)))
+    with pytest.raises(ConfigError, match=r"^trainer.val_check_interval is 12: validation would come after .*It has \d\. Set"):
+        check_validation_interval(run_config(Source(short)), rows=8)
+    check_validation_interval(run_config(Source((*short, "trainer.check_val_every_n_epoch=null"))), rows=8)
+    check_validation_interval(run_config(Source(short)), rows=1)
 
 
 def test_gpus_of_a_described_cluster_that_are_not_here_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

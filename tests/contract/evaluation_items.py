@@ -42,6 +42,7 @@ class Evaluated(Module):
 
     def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self._keep("val", outputs)
+        self.log("val_hook", outputs["mean"], batch_size=len(batch["row"]))
 
     def on_test_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self._keep("test", outputs)
@@ -87,7 +88,7 @@ def predictions(layout: ContractLayout, folder: str) -> Any:
     trainer = make_trainer(layout)
     for size in SIZES:
         found.append(plain(trainer.predict(module, loader(layout, size))))
-    found.append(plain(trainer.predict(module, [loader(layout, 9), loader(layout, 5, seed=2)])))
+    found.append(plain(trainer.predict(module, {"one": loader(layout, 9), "two": loader(layout, 5, seed=2)})))
     nothing = trainer.predict(module, loader(layout, 9), return_predictions=False)
     return {"rank_zero": found, "nothing": nothing}
 
@@ -96,7 +97,7 @@ def sizes(layout: ContractLayout, folder: str) -> Any:
     module, seen = Evaluated(), []
     trainer = make_trainer(layout)
     for size in SIZES:
-        seen.append(trainer.validate(module, loader(layout, size), verbose=False))
+        seen.append(trainer.validate(module, {"rows": loader(layout, size)}, verbose=False))
     limited = make_trainer(layout, limit_test_batches=2)
     seen.append(limited.test(module, loader(layout, 21), verbose=False))
     return {"seen": seen, "by_row": module.by_row}

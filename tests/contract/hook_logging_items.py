@@ -7,7 +7,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from torch import Tensor
-from torchmetrics import MeanMetric, MetricCollection, SumMetric
+from torchmetrics import MeanMetric, MetricCollection, MetricTracker, MinMaxMetric, SumMetric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from tests.contract.items import Item
@@ -134,6 +134,8 @@ class Counting(Module):
         self.val_loss = MeanMetric()
         self.by_hand = MulticlassF1Score(VOCAB, average="macro", ignore_index=-100)
         self.in_a_dict = {"rows": SumMetric()}
+        self.span = MinMaxMetric(MulticlassAccuracy(VOCAB, average="micro", ignore_index=-100))  # computes another one
+        self.tracked = MetricTracker(SumMetric(), maximize=True)  # makes a new one in each epoch
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Any:
         logits = self.model(batch["ids"])
@@ -151,12 +153,20 @@ class Counting(Module):
         self.val.update(logits.argmax(-1), batch["labels"])
         self.by_hand.update(logits.argmax(-1), batch["labels"])
         self.in_a_dict["rows"].update(len(logits))
+        self.span.update(logits.argmax(-1), batch["labels"])
+        self.tracked.update(len(logits))
         losses = row_losses(logits, batch["labels"])
         self.val_loss.update(losses)
         self.log_dict(self.val)
         self.log("val/loss", self.val_loss)
 
+    def on_validation_epoch_start(self) -> None:
+        self.tracked.increment()
+
     def on_validation_epoch_end(self) -> None:
+        self.log_dict({f"val/span_{name}": value for name, value in self.span.compute().items()})
+        self.log("val/tracked", self.tracked.compute())
+        self.span.reset()
         self.log("val/by_hand", self.by_hand.compute())
         self.by_hand.reset()
         self.log("val/rows", self.in_a_dict["rows"].compute())

@@ -47,6 +47,7 @@ def test_a_loss_that_is_no_mean_over_rows_differs_and_is_explained() -> None:
     report = gate(partial(OwnModule, reduction="sum"), OwnData, {"num_microbatches": 3}, devices=1)
     assert not report.same
     assert any("/ num_microbatches (3)" in each for each in report.diagnoses), str(report)
+    assert any("training_step returns a sum over its rows" in each for each in report.notes), str(report)
     with pytest.raises(ParityError, match="num_microbatches"):
         report.raise_if_different()
 

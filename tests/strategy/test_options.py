@@ -6,6 +6,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
 from hybrid_strategy import HybridParallelStrategy
 from hybrid_strategy.errors import ConfigError
@@ -34,4 +35,17 @@ from hybrid_strategy.errors import ConfigError
 def test_what_cannot_be_meant_is_refused(given: dict[str, Any], start: str) -> None:
     with pytest.raises(ConfigError) as caught:
         pl.Trainer(accelerator="cpu", devices=2, strategy=HybridParallelStrategy(**given), logger=False)
+    assert str(caught.value).startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("given", "start"),
+    [
+        ({"sync_batchnorm": True}, "sync_batchnorm is True: a step runs micro-batch by micro-batch"),
+        ({"plugins": [AsyncCheckpointIO()]}, "plugins is 'AsyncCheckpointIO': a checkpoint is a folder that all ranks write"),
+    ],
+)
+def test_plugins_that_would_do_nothing_are_refused(given: dict[str, Any], start: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        pl.Trainer(accelerator="cpu", devices=2, strategy=HybridParallelStrategy(), logger=False, **given)
     assert str(caught.value).startswith(start)

@@ -118,16 +118,6 @@ def test_what_a_step_counts_in_a_pipeline_is_saved_by_the_rank_that_counts(layou
     assert result == "same", "\n".join(why[:10])
 
 
-def _synchronised(layout: ContractLayout, folder: str) -> Any:
-    make_trainer(layout, max_steps=1, sync_batchnorm=True).fit(Module(), loader(layout, 8))
-    return {}
-
-
-def test_synchronised_norms_are_refused() -> None:
-    result, why = compare_item(Item("synchronised", 3, _synchronised, refused={"dp2": "sync_batchnorm is True"}), LAYOUTS["dp2"])
-    assert result == "refused", "\n".join(why[:10])
-
-
 def _own_data(layout: ContractLayout, folder: str) -> Any:
     seed = int(os.environ["RANK"]) // layout.data_parallel_size
     make_trainer(layout, max_steps=1).fit(Module(), loader(layout, 8, seed=seed))
@@ -157,8 +147,13 @@ def test_a_step_in_a_pipeline_cannot_leave_weights_of_other_ranks_out() -> None:
         assert [name for name, _ in model.named_parameters()] == [name for name, _ in Model().named_parameters()]
         with pytest.raises(ModelError, match="a parameter of another pipeline rank"):
             sum(each.square().sum() for each in model.parameters())
-        with pytest.raises(AttributeError, match="'weight' of unit 0"):
-            _ = model.embed.weight
+        assert (model.embed.weight.dtype, model.layers[0].norm.eps) == (torch.float32, 1e-5)
+        with pytest.raises(ModelError, match="a parameter of another pipeline rank"):
+            model.embed.weight.square()
+        with pytest.raises(ModelError, match="the parts of a unit instead of calling it"):
+            list(model.layers[0])
+        with pytest.raises(AttributeError, match="'forward_hooks' of unit 0"):
+            _ = model.embed.forward_hooks
     assert not hasattr(model.embed, "weight")
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torchmetrics import MeanMetric
 
 from tests.contract.items import Item, compare_item
 from tests.contract.layouts import LAYOUTS, ContractLayout
-from tests.contract.models import Block, Model, Module
+from tests.contract.models import Block, Model, Module, loader, make_trainer, row_losses
 from tests.strategy.test_own_hooks import TP2_SP, _teacher, _train
+from tests.support.ranks import run_ranks
 
 
 class Restarts(Module):
@@ -134,6 +138,47 @@ class DeepModel(Model):
         return self.head(self.norm(x))
 
 
+class CollectingModel(Model):
+    """Returns what a part of every layer has made, as Hugging Face models do their attention weights."""
+
+    def forward(self, ids: Tensor) -> Any:
+        seen: list[Tensor] = []
+        with contextlib.ExitStack() as hooks:
+            for part in [each for name, each in self.named_modules() if name.endswith("mlp.up")]:
+                hooks.callback(part.register_forward_hook(lambda _part, _inputs, output: seen.append(output)).remove)
+            return {"logits": super().forward(ids), "seen": tuple(seen)}
+
+
+class Collected(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = CollectingModel()
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        return row_losses(self.model(batch["ids"])["logits"], batch["labels"]).mean()
+
+
+class Opened(Module):
+    """Its forward calls the parts of units, not the units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = OpenedModel()
+
+
+class OpenedModel(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(layer) for layer in self.layers)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for layer in self.layers:
+            for part in layer:
+                x = part(x)
+        return self.head(self.norm(x))
+
+
 class Dropped(Module):
     """Leaves a layer out, after which the pipeline is cut."""
 
@@ -168,11 +213,39 @@ class LogsInLayers(Module):
         self.log_dict({f"w{name}": each.detach().mean() for name, each in self.model.layers.named_parameters()}, on_epoch=True)
 
 
+class CountsInLayers(LogsInLayers):
+    """Layers log an object that counts, each in its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hits = nn.ModuleList(MeanMetric() for _ in self.model.layers)
+
+    def note(self, index: int, layer: nn.Module, inputs: Any, output: Tensor) -> None:
+        self.hits[index](output.detach().mean())
+        self.log(f"hit_{index}", self.hits[index], on_step=False, on_epoch=True)
+
+
+class SumsUp(Module):
+    """A loss that is a sum over rows, and another term."""
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        return row_losses(self.model(batch["ids"]), batch["labels"]).sum() + 0.1 * self.loss(batch)
+
+
+class AskingModel(Model):
+    """Asks its first layer for what it is, as torch's encoder of transformers does."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        norm = self.layers[0].norm
+        return super().forward(ids).to(norm.weight.dtype) * norm.elementwise_affine
+
+
 class LooksOn(Balanced):
     """They keep it for looking at; what the step itself keeps counts."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.model.__class__ = AskingModel
         self.temperature = nn.Parameter(torch.tensor(1.2))
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
@@ -182,6 +255,17 @@ class LooksOn(Balanced):
     def on_train_end(self) -> None:
         for each in (self, *self.model.layers):
             vars(each).pop("factor", None), vars(each).pop("balance", None)
+
+
+class GathersRows(Module):
+    """The last batch has another number of rows on each rank."""
+
+    def on_train_batch_end(self, outputs: Any, batch: dict[str, Tensor], batch_idx: int) -> None:
+        self.all_gather(batch["row"])
+
+
+def _gathers_rows(layout: ContractLayout, folder: str) -> None:
+    make_trainer(layout, max_epochs=1).fit(GathersRows(), loader(layout, 5))
 
 
 class SamplesAlone(Module):
@@ -215,11 +299,15 @@ def _of(run: Any) -> tuple[Any, str]:
         ([NormInTheLoss], TP2_SP, "training_step is 'model.norm.weight'"),
         ([Balanced], LAYOUTS["pp2_1f1b"], "training_step is 'its loss': only its output gets to the next stage"),
         ([AsksFor], LAYOUTS["pp2_1f1b"], "training_step is 'its loss': only its output gets to the next stage"),
+        ([Opened], LAYOUTS["pp2_1f1b"], "parallel_plan.units is 'Sequential': the model's forward goes through the parts"),
         ([Dropped], LAYOUTS["pp2_1f1b"], "the pipeline is cut after a unit that this step has left out"),
         ([MarksLate], LAYOUTS["dp2_zero3"], "register_hook is"),
         ([Saves], LAYOUTS["pp2_1f1b"], "save_pretrained is 'called on a part of the model'"),
         ([ByHand], ContractLayout("by_hand", 2, 2, {"sharding": "zero1"}), "training_step is 'the gradient of a weight'"),
+        ([CountsInLayers], LAYOUTS["pp2_1f1b"], "self.log is 'hit_0': a layer of an earlier pipeline stage logs"),
         ([DeepLoss], LAYOUTS["pp2_1f1b"], "is made of a value that an earlier unit has made"),
+        ([Collected], LAYOUTS["pp2_1f1b"], "module is 'CollectingModel': it returns what a part of a unit has made"),
+        (_gathers_rows, LAYOUTS["dp2"], "self.all_gather is 'called with tensors of other shapes'"),
         (_teacher, LAYOUTS["dp2_zero3"], "module is 'a copy': a copy of a layer has this rank's rows"),
         ([SamplesAlone], LAYOUTS["tp2"], "module is 'called in a hook on rank 0 only'"),
         ([SamplesAlone], LAYOUTS["dp2_zero3"], "module is 'called in a hook on rank 0 only'"),
@@ -242,3 +330,18 @@ def test_what_is_right_is_not_refused(run: Any, layout: ContractLayout) -> None:
     run, name = _of(run)
     result, why = compare_item(Item(f"right_{name}", 3, run, relative=4e-6), layout)
     assert result == "same", "\n".join(why[:10])
+
+
+def _told_of_sums(layout: ContractLayout) -> list[int]:
+    """How often this rank says that a loss is a sum: of one that is, and of a mean."""
+    told = []
+    for kind in (SumsUp, Module):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            make_trainer(layout, max_epochs=2).fit(kind(), loader(layout, 8))
+        told.append(sum("the loss of training_step is a sum over its rows" in str(each.message) for each in seen))
+    return told
+
+
+def test_the_user_is_told_once_that_a_loss_which_is_a_sum_counts_as_a_mean() -> None:
+    assert run_ranks(_told_of_sums, 2, LAYOUTS["dp2"], process_group=False) == [[1, 0], [0, 0]]

@@ -24,7 +24,7 @@ from hybrid_strategy.config.plan import RunPlan, plan_of
 from hybrid_strategy.config.resume import find_checkpoint, newest_checkpoint
 from hybrid_strategy.config.settings import RunConfig
 from hybrid_strategy.config.storage import PLAN_FILE, RESULT_FILE, write_config
-from hybrid_strategy.config.text import check_length
+from hybrid_strategy.config.text import check_length, check_validation_interval
 from hybrid_strategy.errors import ConfigError, HybridError, message
 from hybrid_strategy.launch.job import Job, Launcher
 from hybrid_strategy.launch.one_run import only_run
@@ -61,6 +61,8 @@ def _check(config: RunConfig) -> tuple[RunPlan, Found, Launcher]:
     check_here(config, planned.world)
     check_folders(config)
     check_length(config)
+    batch = planned.plan.batch
+    check_validation_interval(config, batch.global_batch_size // batch.accumulate_grad_batches)
     launcher: Launcher = registry.find("launch.launchers", config.cluster.launcher, "cluster.launcher")
     return planned, find_checkpoint(config), launcher
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, cast
 
@@ -25,9 +24,10 @@ from torch import Tensor, nn
 from hybrid_strategy.errors import ModelError, message
 from hybrid_strategy.parallel.activation_checkpoint import without_reentry
 from hybrid_strategy.parallel.ghosts import ghost_of, is_ghost, shown
+from hybrid_strategy.parallel.inner_values import InnerValues
+from hybrid_strategy.parallel.look import Look
 from hybrid_strategy.parallel.outside import OutsideCalls
 from hybrid_strategy.parallel.past_layers import LayerWatch
-from hybrid_strategy.parallel.side_values import Place
 from hybrid_strategy.parallel.stage_now import StageNow, StageOutput, left_out
 from hybrid_strategy.parallel.stand_ins import is_made_of_stand_ins, marked
 from hybrid_strategy.parallel.step_random import StepRandom
@@ -38,27 +38,6 @@ from hybrid_strategy.spec.parallel_plan import matches
 
 def _as_it_is(value: Any) -> Any:
     return value
-
-
-@dataclass
-class Look:
-    """What a rank notes in a step that is looked at closely, for all ranks to compare after it.
-
-    Attributes:
-        inputs: what the first unit is called with for the first micro-batch.
-        refused: what the step may not do.
-        output: of the last unit, until the loss is made.
-        kept: where layers of earlier stages have kept values beside their output.
-        taken: where the loss has taken such values of the last stage.
-        asked: attributes that were asked of layers that are not here.
-    """
-
-    inputs: list[Tensor] = field(default_factory=list)
-    refused: list[ModelError] = field(default_factory=list)
-    output: Any = None
-    kept: set[Place] = field(default_factory=set)
-    taken: set[Place] = field(default_factory=set)
-    asked: set[str] = field(default_factory=set)
 
 
 class StageContext:
@@ -72,6 +51,7 @@ class StageContext:
         self.look: Look | None = None
         self.layers = LayerWatch(self.refuse)
         self.outside = OutsideCalls()
+        self.inner: InnerValues | None = None
         self.random = random or StepRandom(torch.device("cpu"), shared=False)
         self.now: StageNow | None = None
         self.leaving: Callable[[Any], Any] = _as_it_is
@@ -131,6 +111,16 @@ class StageContext:
         with self.outside.step(), self.random.step(), without_reentry(self.random.shared):
             yield
 
+    @contextmanager
+    def looking(self) -> Iterator[Look]:
+        """Around the passes of a step that is looked at closely."""
+        self.look = Look()
+        try:
+            with contextlib.nullcontext() if self.inner is None else self.inner.watching():
+                yield self.look
+        finally:
+            self.look = None
+
     def forget_checks(self) -> None:
         """The next play of each unit is its first."""
         self._checked.clear()
@@ -142,6 +132,10 @@ class StageContext:
             yield
         finally:
             self.now = None
+
+
+_PLAIN = (bool, int, float, str, torch.Size, torch.dtype, type, type(None))
+"""Attributes that say what a layer is."""
 
 
 class AbsentUnit(nn.Module):
@@ -183,11 +177,30 @@ class AbsentUnit(nn.Module):
             return kept[name]
         with contextlib.suppress(AttributeError):
             return super().__getattr__(name)
+        if "ghost" in self.__dict__ and self._context.now is not None:
+            part, own = self.ghost._modules.get(name), self.ghost._parameters.get(name)
+            if part is not None:
+                return AbsentPart(part, self._unit_index, self._context, part)
+            if own is not None:
+                return self._parameters[name]
         rule = "this rank holds only its own stages, and a unit of another pipeline rank was asked for its layers or weights"
         advice = "Use them inside of that unit's forward, or set pipeline_parallel_size=1"
         raise AttributeError(
             message("module", "the pipeline's model", rule, f"{name!r} of unit {self.__dict__.get('_unit_index')}", advice)
         )
+
+    def __iter__(self) -> Iterator[Any]:
+        self._refuse_opening()
+        return iter(())
+
+    def __getitem__(self, _index: Any) -> Any:
+        self._refuse_opening()
+        return nn.Identity()
+
+    def _refuse_opening(self) -> None:
+        rule = "the model's forward goes through the parts of a unit instead of calling it, so it cannot be left to another rank"
+        advice, kind = "Name its parts as units, such as 'stages.*.*'", self.__dict__["_kind"].__name__
+        self._context.refuse(ModelError(message("parallel_plan.units", kind, rule, f"It is unit {self._unit_index}", advice)))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         now = self._context.now
@@ -206,6 +219,21 @@ class AbsentUnit(nn.Module):
         return skip_unit(self._context, now, self._unit_index, (args, kwargs))
 
 
+class AbsentPart(AbsentUnit):
+    """A part of a unit of another rank, which a model's `forward` asks for its plain attributes (`layers[0].attention.heads`)."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        for name in [name for name, value in self._kept.items() if not isinstance(value, _PLAIN)]:
+            del self._kept[name]  # what it counts or keeps is on the other rank
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        rule = "a part of a unit of another pipeline rank was called outside of that unit's forward"
+        advice = "Name it as a unit of its own in parallel_plan(), or set pipeline_parallel_size=1"
+        kind = type(self.ghost).__name__
+        raise ModelError(message("module", kind, rule, f"It belongs to unit {self._unit_index}", advice))
+
+
 def skip_unit(context: StageContext, now: StageNow, index: int, given: Any) -> Any:
     """Instead of a unit that belongs to an earlier stage."""
     tensors = list(iterate_tensors(given))
@@ -217,6 +245,8 @@ def skip_unit(context: StageContext, now: StageNow, index: int, given: Any) -> A
         context.refuse(error)
         output = now.received
     is_real = output is now.received or context.look is None
+    if context.look is not None:
+        context.look.stood_in |= not is_real
     return context.arriving(output if is_real else marked(output))
 
 

@@ -21,6 +21,7 @@ from hybrid_strategy.parity.samples import digests
 from hybrid_strategy.spec.shard import ShardSpec
 from hybrid_strategy.strategy.hybrid import HybridParallelStrategy
 from hybrid_strategy.strategy.options import Options
+from hybrid_strategy.strategy.outputs import sums_over_rows
 from hybrid_strategy.strategy.target import find_plan, find_target
 
 
@@ -50,7 +51,7 @@ class Recorder(pl.Callback, ABC):
         self._microbatches = 1
         self._notes: dict[str, Any] = {}
         self._samples: list[str] = []
-        self._before_batch = torch.empty(0)
+        self._before_batch, self._rows = torch.empty(0), 0
         folder.mkdir(parents=True, exist_ok=True)
 
     @abstractmethod
@@ -80,7 +81,11 @@ class Recorder(pl.Callback, ABC):
         rows = digests(batch, self.batch_dims(trainer, module))
         self._samples += rows
         self._microbatches = max(self._microbatches, self.num_microbatches(trainer, len(rows)))
-        self._before_batch = torch.get_rng_state()
+        self._before_batch, self._rows = torch.get_rng_state(), len(rows)
+
+    def on_before_backward(self, trainer: pl.Trainer, module: pl.LightningModule, loss: Tensor) -> None:
+        divided = () if loss.grad_fn is None else loss.grad_fn.next_functions  # by Lightning, to accumulate
+        self._notes["loss_is_a_sum"] = any(sums_over_rows(node, self._rows) for node, _ in divided)
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, module: pl.LightningModule, optimizer: Any) -> None:
         if len(self._steps) < self._wanted:

@@ -76,6 +76,9 @@ def _notes(reference: RunRecord, differs: bool) -> list[str]:
     if differs and facts.get("batch_norms"):
         where = f"{facts['batch_norms']} BatchNorm modules normalise"
         notes.append(f"{where} over the rows at hand: a layout that cuts the batch gives them fewer, so numbers cannot agree")
+    if differs and facts.get("loss_is_a_sum"):
+        rule = "a layout takes the loss of each micro-batch and data-parallel rank as a mean"
+        notes.append(f"training_step returns a sum over its rows: {rule}, so numbers agree only where the batch is not divided")
     if differs and facts.get("draws_random_numbers"):
         notes.append("training_step draws random numbers; layouts draw others, so numbers that depend on them cannot agree")
     return notes

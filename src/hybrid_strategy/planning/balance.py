@@ -55,12 +55,13 @@ def unit_names(shape: ModelShape) -> tuple[str, ...]:
 
 
 def layer_like(units: Iterable[str]) -> tuple[bool, ...]:
-    """Which units are layers: those that a pattern with `*` stands for, so that their name ends in a number.
+    """Which units are layers: those that a pattern with `*` stands for, so that their name ends in a number; if none, all.
 
-    >>> layer_like(("embed_tokens", "layers.0", "layers.1", "norm"))
-    (False, True, True, False)
+    >>> layer_like(("embed_tokens", "layers.0", "layers.1", "norm")), layer_like(("down", "middle", "up"))
+    ((False, True, True, False), (True, True, True))
     """
-    return tuple(unit.rpartition(".")[2].isdigit() for unit in units)
+    numbered = tuple(unit.rpartition(".")[2].isdigit() for unit in units)
+    return numbered if any(numbered) else (True,) * len(numbered)
 
 
 def balance(costs: Sequence[float], num_stages: int, layers: Sequence[bool] | None = None) -> tuple[int, ...]:
@@ -97,7 +98,7 @@ def cut_units(
     """The units of each stage: every unit once, in order.
 
     Args:
-        units: unit names in the model's order, patterns expanded; those that end in a number are layers.
+        units: unit names in the model's order, patterns expanded; which are layers says `layer_like`.
         num_stages: stages to make.
         costs: cost of each unit; default: a layer 1, any other unit 0.
         stage_cuts: index of the first unit of every stage but the first; default: the balanced cut.

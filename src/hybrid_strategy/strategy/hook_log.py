@@ -82,15 +82,16 @@ class HookLog:
             own(fx, name, value, **options)
             return
         batch_size = options.get("batch_size")
-        if batch_size is None and results.batch is not None:
-            batch_size = self._rows_of(results.batch)
+        rows = None if results.batch is None else self._rows_of(results.batch)
+        if batch_size is None or rows == 0:  # a batch of padding counts nothing, whatever its size is said to be
+            batch_size = rows
         key = HookEntry(entry, results.dataloader_idx, bool(options.get("sync_dist")))
         stored = store.remember(results, store.storage_key(results, fx, name, bool(entry.option("add_dataloader_idx"))))
         own(fx, name, value, **entry.store_options, batch_size=batch_size)
         pending = self._book(results).pending.setdefault(key, _Pending(stored, Contribution()))
         if entry.reduction == METRIC:
             pending.found.metric = value
-        else:
+        elif rows != 0:
             weight = 1.0 if batch_size is None else float(batch_size)
             pending.found.add(value.detach().double().reshape(()), weight, weight)
 
@@ -176,7 +177,7 @@ class HookLog:
         begun = {*_STEPS, *(key.entry.fx for key in pending)}  # hooks of which this rank has stored values of its own already
         for key, value, weight in zip(agreement.union, values, weights, strict=True):
             number = -value if key.entry.reduction == "min" else value
-            number = number / weight if key.entry.reduction == "mean" else number
+            number = number / weight if key.entry.reduction == "mean" and weight else number
             results.dataloader_idx = key.dataloader_idx
             if key.entry.reduction == METRIC:
                 if key not in pending:

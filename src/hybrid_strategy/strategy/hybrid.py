@@ -38,7 +38,7 @@ from hybrid_strategy.strategy.known_callbacks import adapt_callbacks, prepare_ca
 from hybrid_strategy.strategy.made_before import MadeBefore, recall, remember
 from hybrid_strategy.strategy.manual import ManualStep, check_manual_optimization
 from hybrid_strategy.strategy.optimizer_check import check_optimizers
-from hybrid_strategy.strategy.options import check_before_start, make_options, refuse_synchronised_norms
+from hybrid_strategy.strategy.options import check_before_start, make_options, refuse_plugins
 from hybrid_strategy.strategy.precision import adapt_precision
 from hybrid_strategy.strategy.predictions import gather_predictions
 from hybrid_strategy.strategy.run_seed import agree_on_seed, run_seed
@@ -183,6 +183,7 @@ class HybridParallelStrategy(StopHooks):
         assert environment is not None  # set by the Trainer before
         self._layout = None
         check_before_start(self.options, self.root_device.type)
+        refuse_plugins(self.layout, self._layer_sync, self._checkpoint_io)
         if self.layout.compile:
             check_compiler(self.root_device.type)
         if not environment.creates_processes_externally and self.num_processes * self.num_nodes > 1:
@@ -203,8 +204,6 @@ class HybridParallelStrategy(StopHooks):
             self.options, self._layout = decided(self, self.options, self.lightning_module), None
         if self.lightning_module is not None:
             prepare_callbacks(self.lightning_module.trainer, self.layout)
-        if self._layer_sync is not None and self.layout.world_size > 1:
-            refuse_synchronised_norms(self.layout)
         if self._groups is None:
             self._groups = build_groups(self.layout, self.root_device)
         if self.lightning_module is not None:

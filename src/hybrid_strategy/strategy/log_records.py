@@ -123,6 +123,11 @@ class LogRecorder:
         """What the last micro-batch logged, by name."""
         return {entry.name: value for entry, value, _ in self._now if entry.reduction != METRIC}
 
+    @property
+    def metrics_at_hand(self) -> set[str]:
+        """Names of the metric objects that the last micro-batch logged."""
+        return {entry.name for entry, _, _ in self._now if entry.reduction == METRIC}
+
     def commit(self, rows: float, weight: float, counts: bool = True) -> None:
         """Keeps what the last micro-batch logged.
 

@@ -10,6 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from lightning.fabric.plugins import TorchCheckpointIO
 from torch.distributed import Backend
 
 from hybrid_strategy.errors import ConfigError, LayoutError, did_you_mean, message
@@ -172,12 +173,17 @@ def check_before_start(options: Options, device_type: str) -> None:
         raise ConfigError(message("process_group_backend", backend, rule, "The ranks run on the CPU", advice))
 
 
-def refuse_synchronised_norms(layout: Layout) -> None:
-    """Of the Trainer's `sync_batchnorm=True`.
+def refuse_plugins(layout: Layout, layer_sync: object | None, checkpoint_io: object | None) -> None:
+    """Of the Trainer's plug-ins (`sync_batchnorm=True` is one) those that would do nothing, or not what they say.
 
     Raises:
-        ConfigError: always.
+        ConfigError: there is such a one.
     """
-    rule = "a step runs micro-batch by micro-batch, so statistics over the ranks of one would still not be those of the batch"
-    advice = "Set false, and use norms that look at one sample (GroupNorm, LayerNorm) where the numbers must not depend on it"
-    raise ConfigError(message("sync_batchnorm", True, rule, f"The layout is {layout.name}", advice))
+    if layer_sync is not None and layout.world_size > 1:
+        rule = "a step runs micro-batch by micro-batch, so statistics over the ranks of one would still not be those of the batch"
+        advice = "Set false, and use norms that look at one sample (GroupNorm, LayerNorm) where the numbers must not depend on it"
+        raise ConfigError(message("sync_batchnorm", True, rule, f"The layout is {layout.name}", advice))
+    if checkpoint_io is not None and type(checkpoint_io) is not TorchCheckpointIO:  # Lightning makes one of these by itself
+        rule = "a checkpoint is a folder that all ranks write, and a CheckpointIO writes what one rank has in one file"
+        advice = "Leave it out; asynchronous_checkpoint=True writes while training goes on"
+        raise ConfigError(message("plugins", type(checkpoint_io).__name__, rule, "", advice))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.errors import ConfigError, message
 
 
@@ -46,6 +48,48 @@ def read_loss(output: Any, rows: float) -> StepLoss:
             "Return a loss; to skip samples give them weight zero",
         )
     )
+
+
+_ADDED = ("AddBackward", "SubBackward", "NegBackward", "ToCopyBackward", "ViewBackward")
+_REDUCED_BY_SUM = 2
+"""What autograd keeps of `reduction="sum"` in torch's losses."""
+
+
+def sums_over_rows(node: Any, rows: int) -> bool:
+    """Does the graph of a loss show that it, or a summand of it, is a sum over its rows? A sum divided by anything is none.
+
+    >>> scores = torch.zeros(4, 3, requires_grad=True)
+    >>> sums_over_rows((scores**2).sum().grad_fn, 4), sums_over_rows((scores**2).mean().grad_fn, 4)
+    (True, False)
+    """
+    todo = [node]
+    while todo:
+        each = todo.pop()
+        name = "" if each is None else each.name()
+        sizes = each._saved_self_sym_sizes if name.startswith("SumBackward") else ()
+        if getattr(each, "_saved_reduction", None) == _REDUCED_BY_SUM or sizes[:1] == (rows,):
+            return True
+        todo += [below for below, _ in each.next_functions] if name.startswith(_ADDED) else []
+    return False
+
+
+def warn_of_sum(loss: Tensor, rows: Sequence[int], groups: Groups) -> None:
+    """Tells the user, once for all ranks, where a loss that is a sum is taken as a mean.
+
+    Args:
+        rows: those of each micro-batch; the loss is that of the first.
+    """
+    layout, here = groups.layout, groups.coordinate
+    parts = len(rows) * layout.data_parallel_size
+    speaks = here.data_parallel == here.tensor_parallel == here.context_parallel == 0
+    if parts > 1 and speaks and rows[0] and sums_over_rows(loss.grad_fn, rows[0]):
+        warnings.warn(
+            "the loss of training_step is a sum over its rows, and is taken as a mean: those of "
+            f"{len(rows)} micro-batches and {layout.data_parallel_size} data-parallel ranks are averaged, so it and its "
+            f"gradients are 1/{parts} of what one process has for the same samples. Return the mean over rows, or "
+            "{'loss': mean over tokens, 'num_tokens': their number}.",
+            stacklevel=2,
+        )
 
 
 def token_count(output: Any) -> float | None:

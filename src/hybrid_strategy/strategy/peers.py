@@ -20,13 +20,17 @@ from torch import Tensor
 from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.distributed.random_state import has_peers, print_of_generators, seed_generators, torch_generators
 from hybrid_strategy.errors import DataError, ModelError, message
-from hybrid_strategy.parallel.stages import Look, StageContext
+from hybrid_strategy.parallel.look import Look
+from hybrid_strategy.parallel.stages import StageContext
 from hybrid_strategy.parallel.trees import Path, tensors_of
 from hybrid_strategy.strategy.cadence import Cadence
 
+_STOOD_IN = (
+    "If the model's forward raised it: this rank runs a later stage of a pipeline, where of the earlier units only the output of "
+    "the last one is here; values of others (for a skip connection) have its shape. Let the units hand them on, as a tuple."
+)
 _ROUNDING = 1e-5
 """Sums over ranks end in the same bits on all of them, so this is room enough for kernels that add in any order."""
-
 
 _LOOKED_AT = 4096
 """Values of a tensor that are compared."""
@@ -116,23 +120,25 @@ class Peers:
         if not looks or not has_peers(self._groups.layout):
             yield
             return
-        look = context.look = Look()
-        try:
-            yield
-        except Exception as error:
-            if look.refused:  # what was played on with has led to it
-                raise look.refused[0] from error
-            raise
-        finally:
-            context.look = None
+        with context.looking() as look:
+            try:
+                yield
+            except Exception as error:
+                if look.refused:  # what was played on with has led to it
+                    raise look.refused[0] from error
+                if look.stood_in and isinstance(error, (RuntimeError, ValueError, TypeError, IndexError)):
+                    error.add_note(_STOOD_IN)
+                raise
         self._tell(look)
         self._compare_inputs(look.inputs)
 
     def _tell(self, look: Look) -> None:
-        mine = (str(look.refused[0]) if look.refused else None, look.kept, look.taken, look.asked)
+        first = str(look.refused[0]) if look.refused else None
+        mine = (first, look.kept, look.taken, look.asked, look.metrics_before, look.metrics)
         found: list[Any] = [mine] * self._groups.layout.world_size
         dist.all_gather_object(found, mine)
-        refused, kept, taken, asked = zip(*found, strict=True)
+        refused, kept, taken, asked, before, logged = zip(*found, strict=True)
+        _refuse_metrics(sorted(set().union(*before) - set().union(*logged)))
         named = set().union(*asked)
         lost = sorted(each for each in set().union(*kept) if each in set().union(*taken) or each[1] in named)
         if lost:
@@ -179,6 +185,14 @@ class Peers:
                 "Use weight_decay of the optimizer instead of a norm in the loss, draw with torch, or set tensor_parallel_size=1"
             )
             raise ModelError(message("training_step", "its loss", rule, numbers, advice))
+
+
+def _refuse_metrics(lost: list[str]) -> None:
+    """Of metric objects that layers of earlier stages log: what they count stays on ranks that publish nothing."""
+    if lost:
+        rule = "a layer of an earlier pipeline stage logs a metric object, and what that counts stays on the rank of the layer"
+        advice = "Log its value there (self.log(name, value)), log the object in the step, or set pipeline_parallel_size=1"
+        raise ModelError(message("self.log", lost[0], rule, "", advice))
 
 
 @dataclass(frozen=True)

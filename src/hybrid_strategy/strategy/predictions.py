@@ -6,7 +6,6 @@ output. Tensor- and pipeline-parallel copies are left out, and so are rows of pa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import lightning.pytorch as pl
@@ -15,6 +14,7 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 
 from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.strategy import _lightning
+from hybrid_strategy.strategy.loaders import brought
 from hybrid_strategy.strategy.outputs import combine_outputs
 
 
@@ -50,8 +50,7 @@ def keep_padding_from(writer: BasePredictionWriter) -> None:
 
 def _rows_of(trainer: pl.Trainer, loader: int, batch: int) -> int:
     """Rows of a batch of this rank that are no padding; 1 where that is not known."""
-    loaders: Any = trainer.predict_dataloaders
-    mesh = getattr(loaders[loader] if isinstance(loaders, Sequence) else loaders, "mesh", None)
+    mesh = getattr(list(brought(trainer.predict_dataloaders, None))[loader][0], "mesh", None)
     return 1 if mesh is None else int(mesh.rows_of(batch))
 
 

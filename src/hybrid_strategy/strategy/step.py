@@ -29,7 +29,7 @@ from hybrid_strategy.strategy.batch_cutting import BatchCutter
 from hybrid_strategy.strategy.cadence import Cadence
 from hybrid_strategy.strategy.keeping import Keeping, Kept
 from hybrid_strategy.strategy.log_exchange import Combined
-from hybrid_strategy.strategy.outputs import read_loss, token_count
+from hybrid_strategy.strategy.outputs import read_loss, token_count, warn_of_sum
 from hybrid_strategy.strategy.own_clipping import OwnClipping
 from hybrid_strategy.strategy.peers import Peers
 from hybrid_strategy.strategy.replicas import Replicas
@@ -247,6 +247,8 @@ class StepEngine:
                 output = play.call.function(self._handed(play.cut.micro_batches[micro_batch]), *play.call.arguments)
         except StageOutput as leaving:
             self.made.note_side_values(self.module, stage, None)
+            if context.look is not None:
+                context.look.metrics_before |= router.recorder.metrics_at_hand
             router.recorder.leave_early(float(play.cut.rows[micro_batch]), counts)
             return leaving.value
         return self._finish_forward(play, output, micro_batch)
@@ -339,6 +341,7 @@ class StepEngine:
     def _finish_forward(self, play: Play, output: Any, micro_batch: int) -> Any:
         rows = float(play.cut.rows[micro_batch])
         if self.made.context.look is not None:
+            self.made.context.look.metrics |= self.router.recorder.metrics_at_hand
             self.made.context.check_results({"its result": output, **self.router.recorder.values_at_hand})
         play.outputs[micro_batch] = map_tensors(finished, output)
         if play.call.kind != "train":
@@ -347,6 +350,8 @@ class StepEngine:
             return None
         found = read_loss(output, rows)
         self.made.note_side_values(self.module, self._last_stage, found.loss)
+        if micro_batch == 0 and self.cadence.steps == 1:
+            warn_of_sum(found.loss, play.cut.rows, self.groups)
         found = found if rows else replace(found, weight=0.0)
         self.router.recorder.commit(rows, found.weight, counts=rows > 0)
         play.losses[micro_batch] = replace(found, loss=found.loss.detach())

@@ -57,17 +57,22 @@ class StepMetrics:
     """
 
     def __init__(self, module: nn.Module, groups: Groups, last_stage_rank: int) -> None:
-        registered = [each for each in module.modules() if isinstance(each, Metric)]
-        self._metrics = list({id(each): each for each in (*registered, *metrics_held_by(module))}.values())
+        self._module = module
+        self._metrics = self._present()
         self._of_callbacks: list[Metric] = []
         self._resting: dict[int, Callable[..., None]] = {}
         self._groups, self._last_stage_rank = groups, last_stage_rank
         self._gather = _DataGather(groups.data)
         self._twins = {id(each): copy.deepcopy(each) for each in self._metrics}
         self._forwarded: set[int] = set()
-        self._in_step = False
+        self._in_step = self._computing = False
         for twin in self._twins.values():
             self._share_state(twin)
+
+    def _present(self) -> list[Metric]:
+        """The metrics of the module at the moment."""
+        registered = [each for each in self._module.modules() if isinstance(each, Metric)]
+        return list({id(each): each for each in (*registered, *metrics_held_by(self._module))}.values())
 
     def attach(self, callbacks: Iterable[object]) -> None:
         """From now on the metrics, also those that `callbacks` hold, are those of the whole run."""
@@ -120,17 +125,18 @@ class StepMetrics:
     def watching(self, counts: bool) -> Iterator[None]:
         """Follows the metrics during one micro-batch; where `counts` is false they stay as they are."""
         self._in_step = True
-        saved = [vars(metric)["update"] for metric in self._metrics]
+        ignoring = [] if counts else [(each, vars(each)["update"]) for each in self._present()]  # a tracker makes new ones
+        for metric, _ in ignoring:
+            vars(metric)["update"] = _ignore
         for metric in self._metrics:
             vars(metric)["forward"] = partial(self._forward, metric, counts)
-            if not counts:
-                vars(metric)["update"] = _ignore
         try:
             yield
         finally:
             self._in_step = False
-            for metric, update in zip(self._metrics, saved, strict=True):
+            for metric in self._metrics:
                 del vars(metric)["forward"]
+            for metric, update in ignoring:
                 vars(metric)["update"] = update
 
     def step_value(self, metric: Metric) -> Tensor | None:
@@ -151,11 +157,15 @@ class StepMetrics:
 
     def _compute(self, metric: Metric, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """`compute()` of all pipeline ranks: the last stage's value, or its error."""
-        if self._in_step:
+        if self._in_step or self._computing:  # a metric around this one asks for it, on this rank only
             return compute(*args, **kwargs)
         box: list[Any] = [None, None]
         if self._groups.coordinate.pipeline_parallel == self._last_stage_rank:
-            box = _attempt(compute, *args, **kwargs)
+            self._computing = True
+            try:
+                box = _attempt(compute, *args, **kwargs)
+            finally:
+                self._computing = False
         dist.broadcast_object_list(box, group_src=self._last_stage_rank, group=self._groups.upward)
         value, error = box
         if error is not None:

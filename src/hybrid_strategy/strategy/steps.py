@@ -14,6 +14,7 @@ from torch import Tensor
 from hybrid_strategy.errors import DataError, message
 from hybrid_strategy.strategy import _lightning
 from hybrid_strategy.strategy.hand_over import loss_with_hand_over
+from hybrid_strategy.strategy.loaders import brought
 from hybrid_strategy.strategy.manual import ManualStep
 from hybrid_strategy.strategy.precision import loss_scale
 from hybrid_strategy.strategy.step import StepEngine
@@ -95,12 +96,12 @@ class Steps:
             batch,
             tuple(rest),
         )
-        loader = self._loader(kind, rest)
+        loader, nested = self._loader(kind, batch, rest)
         mesh = getattr(loader, "mesh", None)
         if mesh is None:
             return call
         index = self._batch_index(kind, rest)
-        call.sample_dims = loader.sample_dims
+        call.sample_dims = {} if nested else loader.sample_dims
         call.real_rows, call.run_rows = mesh.rows_of(index), mesh.global_rows_of(index)
         if loader.mesh_source.batch_size is None and loader.mesh_source.batch_sampler is None and call.real_rows:
             call.real_rows = call.run_rows = None  # an item of the loader is a whole batch: it does not count samples
@@ -110,10 +111,14 @@ class Steps:
         self._engine.cadence.begin(of_epoch=self._batch_index(call.kind, call.arguments) == 0)
         self._engine.replicas.check()
 
-    def _loader(self, kind: str, rest: Sequence[Any]) -> Any:
-        loaders: Any = getattr(self._module.trainer, _LOADERS[kind])
-        index = rest[1] if len(rest) > 1 else 0
-        return loaders[index] if isinstance(loaders, Sequence) and kind != "train" else loaders
+    def _loader(self, kind: str, batch: Any, rest: Sequence[Any]) -> tuple[Any, bool]:
+        """The loader that the batch is of; of several that are read together the first that has brought something, and `True`."""
+        loaders = getattr(self._module.trainer, _LOADERS[kind])
+        each = list(brought(loaders, batch))
+        if kind != "train" and (len(rest) > 1 or len(each) == 1):  # one after another
+            return each[rest[1] if len(rest) > 1 else 0][0], False
+        first = next((loader for loader, part in each if part is not None), None)
+        return first, isinstance(loaders, (Mapping, list, tuple))
 
     def _batch_index(self, kind: str, rest: Sequence[Any]) -> int:
         """The number of the batch, also where the user's step does not ask for it."""

@@ -11,8 +11,12 @@ from lightning.pytorch.strategies.parallel import ParallelStrategy
 from torch import Tensor
 
 from hybrid_strategy.distributed.groups import Groups
+from hybrid_strategy.errors import DataError, message
 from hybrid_strategy.strategy import _lightning
 from hybrid_strategy.strategy.slurm_world import judged
+
+_MOST_DIMS = 8
+"""Dimensions that are compared."""
 
 
 class WorldStrategy(ParallelStrategy):
@@ -74,10 +78,14 @@ class WorldStrategy(ParallelStrategy):
 
         Other ranks bring the same again, and in a step of a pipeline they do not come to this call. As it is with one device,
         nothing is added where nobody reads other samples.
+
+        Raises:
+            DataError: on every rank: their tensors are of other shapes, as those of an uneven last batch are.
         """
         among = self.groups.data if group is None or group is dist.group.WORLD else group
         if among is None:
             return tensor
+        _refuse_other_shapes(tensor, among)
         return super().all_gather(tensor, group=among, sync_grads=sync_grads)
 
     def _user_module(self) -> pl.LightningModule:
@@ -85,3 +93,16 @@ class WorldStrategy(ParallelStrategy):
         if module is None:
             raise RuntimeError("no LightningModule is connected to the strategy")
         return module
+
+
+def _refuse_other_shapes(tensor: Tensor, group: dist.ProcessGroup) -> None:
+    """The backends would wait, fail or mix values."""
+    mine = torch.tensor([tensor.dim(), *tensor.shape, *(0,) * _MOST_DIMS][: _MOST_DIMS + 1], device=tensor.device)
+    found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(found, mine, group=group)
+    shapes = [tuple(each[1 : 1 + each[0]]) for each in torch.stack(found).tolist()]
+    if len(set(shapes)) > 1:
+        rule = "ranks can gather tensors of one shape only, and the last batch may be shared out unevenly"
+        numbers = f"The shapes are {', '.join(str(list(each)) for each in shapes)}"
+        advice = "Pad them, gather sums and counts, or set drop_last=True of the loader"
+        raise DataError(message("self.all_gather", "called with tensors of other shapes", rule, numbers, advice))
