@@ -48,11 +48,7 @@ def shape_from_config(config: Mapping[str, Any], sequence_length: int | None = N
     values = config.get("text_config") or config
     kind = str(values.get("model_type", config.get("model_type", "")))
     _check_decoder(config, kind)
-    everything = {**(values.get("ffn_config") or {}), **values}
-    experts = next((key for key in _EXPERTS if everything.get(key)), None)
-    if experts is not None:
-        rule = "a model of experts cannot be planned yet"
-        raise ModelError(message(f"model config key {experts}", everything[experts], rule, "", "Give a dense model"))
+    _check_dense(values)
     sizes = {name: _first(values, name, keys) for name, keys in _NAMES.items()}
     heads = sizes["num_attention_heads"]
     length = sequence_length or next((int(values[key]) for key in _LENGTHS if values.get(key)), 0)
@@ -83,6 +79,15 @@ def _check_decoder(config: Mapping[str, Any], kind: str) -> None:
     if config.get("is_encoder_decoder") or any("MaskedLM" in each for each in named):
         rule = "only decoders can be planned"
         raise ModelError(message("model config", kind, rule, ", ".join(named), "Give the configuration of a decoder"))
+
+
+def _check_dense(values: Mapping[str, Any]) -> None:
+    """Refuses models of experts."""
+    everything = {**(values.get("ffn_config") or {}), **values}
+    experts = next((key for key in _EXPERTS if everything.get(key)), None)
+    if experts is not None:
+        rule = "a model of experts cannot be planned yet"
+        raise ModelError(message(f"model config key {experts}", everything[experts], rule, "", "Give a dense model"))
 
 
 def _kv_heads(values: Mapping[str, Any], heads: int) -> int:
