@@ -159,3 +159,18 @@ def test_a_hugging_face_model(capsys, tmp_path: Path) -> None:
     code, _, err = _plan(capsys, "model=hf", "model.config=/nowhere")
     assert code == 2
     assert err.startswith("model.config is '/nowhere': it must be a Hugging Face config.json")
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (["--of", "99"], "--of is 99: there is no such row."),
+        (["--top", "0"], "--top is 0: it must be 1 or more."),
+        (["--ranks", "3"], "--ranks is '3': only a dry run plays as them"),
+        (["data.global_batch_size=-8"], "data.global_batch_size is -8: it must be a whole number of 1 or more."),
+        (["data.global_batch_size=1", "cluster.gpus_per_node=7"], "data.global_batch_size is 1: no layout divides it"),
+    ],
+)
+def test_what_says_nothing_is_refused(words: list[str], refusal: str, capsys) -> None:
+    assert main(["plan", "model=llama_tiny", "cluster=h100_sxm", *words]) == 2
+    assert capsys.readouterr().err.startswith(refusal)

@@ -44,13 +44,27 @@ def test_the_text_part_of_a_larger_model() -> None:
 
 
 def test_one_key_value_head() -> None:
-    assert shape_from_config({**OPT, "model_type": "falcon", "multi_query": True}).kv_heads == 1
+    falcon = {**OPT, "model_type": "falcon", "multi_query": True, "num_kv_heads": 8}
+    assert shape_from_config(falcon).kv_heads == 1
+    assert shape_from_config({**falcon, "new_decoder_architecture": True}).kv_heads == 8
+
+
+def test_heads_that_are_tied_though_the_file_does_not_say_so() -> None:
+    """StarCoder2 3B and Command R 35B; a SwiGLU of Nemotron 8B would have half as many parameters again."""
+    shared = {"num_attention_heads": 64, "max_position_embeddings": 8192, "vocab_size": 256000}
+    command = {**shared, "model_type": "cohere", "hidden_size": 8192, "intermediate_size": 22528, "num_hidden_layers": 40}
+    assert shape_from_config(command).num_parameters == pytest.approx(34.98e9, rel=1e-3)
+    nemotron = {**command, "model_type": "nemotron"}
+    assert (shape_from_config(nemotron).gated_mlp, shape_from_config(nemotron).tied_embeddings) == (False, False)
 
 
 @pytest.mark.parametrize(
     ("change", "match"),
     [
         ({"num_local_experts": 8}, "a model of experts cannot be planned yet"),
+        ({"ffn_config": {"moe_num_experts": 16}}, "a model of experts cannot be planned yet"),
+        ({"architectures": ["BertForMaskedLM"]}, "only decoders can be planned"),
+        ({"is_encoder_decoder": True}, "only decoders can be planned"),
         ({"hidden_size": None}, "the configuration does not say hidden_size"),
         ({"max_position_embeddings": None}, "names no sequence length"),
     ],

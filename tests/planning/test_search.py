@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from hybrid_strategy.errors import NoLayoutFitsError
+from hybrid_strategy.errors import ConfigError, NoLayoutFitsError
 from hybrid_strategy.planning.layouts import check_layout
 from hybrid_strategy.planning.reasons import losers, reliefs, strategy_overrides
 from hybrid_strategy.planning.report import ReportOptions, bill_rows, plan_report, relief_rows
 from hybrid_strategy.planning.search import Question, search
-from hybrid_strategy.spec.cluster import ClusterSpec
+from hybrid_strategy.spec.cluster import ClusterSpec, KernelSpec, LinkSpec
 from hybrid_strategy.spec.model_shape import ModelShape
 
 LLAMA_8B = ModelShape(4096, 32, 32, 14336, 128256, 8192, num_key_value_heads=8)
@@ -152,3 +152,61 @@ def test_context_parallel_ranks_share_the_states() -> None:
     layout = search(Question(LLAMA_8B, NODE, 8, fixed=fixed)).winner.scenario.layout
     assert (layout.shard_size, layout.state_shards) == (1, 8)
     assert "strategy.context_parallel_size=8" in strategy_overrides(search(Question(LLAMA_8B, NODE, 8, fixed=fixed)).winner)
+
+
+def test_a_number_of_micro_batches_stays_and_is_said_as_it_was() -> None:
+    question = Question(SMALL, NODE, 32, fixed={"num_microbatches": 3})
+    result = search(question)
+    assert {each.scenario.batch.num_microbatches for each in result.forecasts} == {3}
+    words = plan_report(result).overrides
+    assert "strategy.num_microbatches=3" in words
+    assert not any("micro_batch_size" in word for word in words)
+
+
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        {"data_parallel_replicate_size": 2, "sharding": "zero3"},
+        {"schedule": "dualpipev"},
+        {"schedule": "dualpipev", "pipeline_parallel_size": 8},
+        {"stages_per_rank": 2},
+    ],
+)
+def test_what_is_fixed_leaves_out_what_it_excludes(fixed: dict[str, object]) -> None:
+    result = search(Question(SMALL, NODE, 32, fixed=fixed))
+    assert bool(result.forecasts) is (fixed != {"schedule": "dualpipev", "pipeline_parallel_size": 8})  # 16 stages of 8 layers
+    for each in result.forecasts:
+        check_layout(each.scenario.layout, shape=SMALL, batch=each.scenario.batch)
+
+
+@pytest.mark.parametrize(("gpus", "domain", "sizes"), [(6, 0, {1, 2}), (4, 8, {1, 2, 4, 8})])
+def test_tensor_parallel_groups_stay_where_links_are_fast(gpus: int, domain: int, sizes: set[int]) -> None:
+    cluster = replace(NODE, num_nodes=2, gpus_per_node=gpus, nvlink_domain_size=domain)
+    found = {each.scenario.layout.tensor_parallel_size for each in search(Question(LLAMA_8B, cluster, 96)).forecasts}
+    assert found == sizes
+
+
+def test_freed_settings_are_set_back() -> None:
+    fixed = {"data_parallel_size": 1, "pipeline_parallel_size": 8, "stages_per_rank": 4, "num_microbatches": 2, "sharding": "ddp"}
+    found = reliefs(Question(LLAMA_8B, NODE, 512, fixed={**fixed, "accumulate_grad_batches": 2}))[0]
+    words = dict(each.split("=") for each in found.overrides)
+    assert words["strategy.data_parallel_size"] == "auto"
+    assert words["strategy.num_microbatches"] == "null"
+    assert words["strategy.stages_per_rank"] != "4"
+    assert found.forecast.scenario.batch.accumulate_grad_batches == 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"kernels": KernelSpec(matmul_efficiency=0.0)},
+        {"intra_node": LinkSpec(0.0)},
+        {"num_nodes": 2, "inter_node": LinkSpec(25e9, efficiency=0.0)},
+        {"allocator_fraction": -0.1},
+        {"peak_flops": float("inf")},
+    ],
+)
+def test_machines_that_would_never_finish_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=r"^cluster\.[a-z_.]+ is .*: it m"):
+        replace(NODE, **wrong)
+    assert replace(NODE, gpus_per_node=1, intra_node=LinkSpec(0.0)).num_gpus == 1  # no link, none needed

@@ -17,11 +17,11 @@ from hybrid_strategy.config.compose import run_config
 from hybrid_strategy.config.forecasting import doubt_of, forecast_of
 from hybrid_strategy.config.idle import check_counted
 from hybrid_strategy.config.plan import RunPlan, by_full_key, plan_of
-from hybrid_strategy.config.question import batch_note, fixed_of, question_of, why_not
+from hybrid_strategy.config.question import batch_note, fixed_of, nothing_possible, question_of, why_not
 from hybrid_strategy.config.settings import RunConfig
 from hybrid_strategy.config.targets import global_batch_size_of, shape_of
 from hybrid_strategy.config.world import world_of
-from hybrid_strategy.errors import ConfigError, LayoutError, ModelError, NoLayoutFitsError
+from hybrid_strategy.errors import ConfigError, LayoutError, ModelError, NoLayoutFitsError, message
 from hybrid_strategy.planning.forecast import Forecast
 from hybrid_strategy.planning.report import PlanReport, ReportOptions, plan_report, relief_rows
 from hybrid_strategy.planning.search import Question, search
@@ -71,6 +71,7 @@ def run(arguments: Sequence[str]) -> int:
         from hybrid_strategy.cli.dry_run import run_dry
 
         return run_dry(config, flags.ranks, given.json)
+    _check_flags(flags)
     asked = ReportOptions(count=flags.top, shown=flags.of, command=" ".join(["hybrid train", *_kept(given.source.overrides)]))
     try:
         found = answer(config, given.source.overrides, asked)
@@ -93,11 +94,20 @@ def _parsed(arguments: Sequence[str]) -> tuple[Arguments, argparse.Namespace]:
     made.add_argument("--ranks", default="", metavar="R,R", help="with --dry-run: as these ranks (first, middle and last stage)")
     made.add_argument("--ladder", action="store_true", help="the order in which to bring the run up, as commands")
     flags = made.parse(arguments)
-    if flags.ranks and not flags.dry_run:
-        made.error("--ranks says as which ranks --dry-run plays: add --dry-run")
     if flags.dry_run + flags.ladder + (flags.explain is not None) > 1:
         made.error("--dry-run, --ladder and --explain are three answers: leave two out")
     return parse(made, arguments), flags
+
+
+def _check_flags(flags: argparse.Namespace) -> None:
+    """Refuses flags that say nothing, or would be ignored."""
+    for name, least in (("top", 1), ("of", 0)):
+        number = getattr(flags, name)
+        if number < least:
+            raise ConfigError(message(f"--{name}", number, f"it must be {least} or more", "", f"Set {least} or more"))
+    if flags.ranks:
+        rule = "only a dry run plays as them, so it would be ignored"
+        raise ConfigError(message("--ranks", flags.ranks, rule, "", "Add --dry-run"))
 
 
 def _kept(overrides: Sequence[str]) -> list[str]:
@@ -136,12 +146,17 @@ def answer(config: RunConfig, overrides: Sequence[str] = (), asked: ReportOption
     configured = forecast_of(config, planned) if planned else None
     question = question_of(config, planned.world if planned else world_of(config), fixed, own)
     result = search(question)
+    if not result.forecasts and not result.misfits:
+        raise nothing_possible(question)
     if not result.forecasts:
         try:
             _ = result.winner
         except NoLayoutFitsError as error:
             raise NothingFitsError(by_full_key(str(error)), question) from error
     options = asked or ReportOptions()
+    if options.shown > len(result.forecasts):
+        rule, numbers = "there is no such row", f"{len(result.forecasts)} layouts fit"
+        raise ConfigError(message("--of", options.shown, rule, numbers, f"Set 0 to {len(result.forecasts)}"))
     report = plan_report(result, ReportOptions(configured, options.count, options.shown, options.max_nodes, options.command))
     refused = f"hybrid train refuses this as it stands: {refusal}" if refusal else ""
     return Answer(planned, configured, report, "; ".join(each for each in (refused, told, batch_note(config)) if each))

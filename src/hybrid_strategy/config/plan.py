@@ -99,7 +99,7 @@ def _checked(config: RunConfig, world: World, fits: Fits | None) -> tuple[Layout
     sizes = {name: getattr(config.strategy, name) for name in _LAYOUT}
     layout, shape = resolve_layout(world_size=world.size, fits=fits, **sizes), trained_shape_of(config)
     batch, known = _batch(config, layout)
-    nodes = world.devices if world.num_nodes > 1 else None
+    nodes = max(world.devices, config.cluster.nvlink_domain_size) if world.num_nodes > 1 else None
     follows = config.cluster.name == "local" and config.cluster.devices == "auto" and world.accelerator == "cpu"
     cut = None if shape is None else replace(shape, sequence_length=sequence_length_of(config))
     check_layout(layout, shape=cut, batch=batch if known else None, gpus_per_node=nodes, world_follows=follows)

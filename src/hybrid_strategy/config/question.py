@@ -13,6 +13,7 @@ from hybrid_strategy.config.world import World
 from hybrid_strategy.errors import ConfigError, message
 from hybrid_strategy.planning.balance import cut_units, layer_like, unit_names
 from hybrid_strategy.planning.forecast import Forecast
+from hybrid_strategy.planning.refusals import check_whole
 from hybrid_strategy.planning.search import Question, search
 from hybrid_strategy.spec.model_shape import ModelShape
 
@@ -89,11 +90,13 @@ def question_of(config: RunConfig, world: World, fixed: Mapping[str, Any], own: 
     """The planner's question; `why_not` must be empty. `own`: the shape of a model of the user's own."""
     shape = own or trained_shape_of(config)
     assert shape is not None  # why_not has said so
-    accumulate = config.trainer.accumulate_grad_batches
+    accumulate, size = config.trainer.accumulate_grad_batches, global_batch_size_of(config, world.size)
+    if size is not None:
+        check_whole({"data.global_batch_size": size})
     return Question(
         shape=shape,
         cluster=cluster_of(config, world),
-        global_batch_size=global_batch_size_of(config, world.size) or 1,
+        global_batch_size=size or 1,
         numerics=numerics_of_run(config),
         fixed={**fixed, **({"accumulate_grad_batches": accumulate} if accumulate > 1 else {})},
         world_size=world.size,
@@ -117,7 +120,7 @@ def settled(config: RunConfig, world: World) -> tuple[StrategySettings, tuple[st
     question = question_of(config, world, fixed_of(config))
     result = search(question)
     if not result.forecasts and not result.misfits:
-        raise _nothing_possible(question)
+        raise nothing_possible(question)
     winner = result.winner
     step, memory = winner.step_seconds, winner.ledger.total_bytes / 2**30
     why = f"the planner's choice among {result.examined} layouts: {step:.3g} s a step, {memory:.1f} GiB on a rank"
@@ -132,7 +135,8 @@ def chosen(strategy: StrategySettings, winner: Forecast) -> StrategySettings:
     return replace(strategy, **values, num_microbatches=None)
 
 
-def _nothing_possible(question: Question) -> ConfigError:
+def nothing_possible(question: Question) -> ConfigError:
+    """That not one layout was there to be looked at."""
     rule = "no layout divides it among the processes"
     numbers = f"{question.processes} processes, {question.shape.kv_heads} key-value heads, {question.shape.num_layers} layers"
     return ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -32,21 +33,34 @@ def all_reduce_coalesced(tensors: Sequence[Tensor], group: dist.ProcessGroup | N
 
     They travel and are summed as `dtype`, where it is given.
 
-    The messages overlap: a bucket is filled while the one before it travels.
+    The messages overlap: a bucket is filled while the one before it travels, and no more than two are in memory.
     """
     if group is None or not tensors:
         return
-    running: list[tuple[dist.Work | None, Tensor, list[Tensor]]] = []
+    travelling: deque[_Bucket] = deque()
     for indices in buckets(tensors):
-        bucket = [tensors[index] for index in indices]
-        as_is = dtype is None or dtype == bucket[0].dtype
-        alone = as_is and len(bucket) == 1 and bucket[0].is_contiguous()
-        flat = bucket[0] if alone else torch.cat([tensor.reshape(-1) for tensor in bucket])
-        flat = flat if as_is else flat.to(dtype)
-        running.append((dist.all_reduce(flat, group=group, async_op=True), flat, [] if alone else bucket))
-    for work, flat, bucket in running:
-        if work is not None:
-            work.wait()
-        if bucket:
-            pieces = torch.split(flat, [tensor.numel() for tensor in bucket])
-            torch._foreach_copy_(bucket, [piece.view_as(tensor) for piece, tensor in zip(pieces, bucket, strict=True)])
+        if len(travelling) > 1:
+            travelling.popleft().arrive()
+        travelling.append(_Bucket([tensors[index] for index in indices], group, dtype))
+    while travelling:
+        travelling.popleft().arrive()
+
+
+class _Bucket:
+    """Tensors on their way, as one message."""
+
+    def __init__(self, tensors: list[Tensor], group: dist.ProcessGroup, dtype: torch.dtype | None) -> None:
+        as_is = dtype is None or dtype == tensors[0].dtype
+        self._alone = as_is and len(tensors) == 1 and tensors[0].is_contiguous()
+        self._tensors = tensors
+        flat = tensors[0] if self._alone else torch.cat([tensor.reshape(-1) for tensor in tensors])
+        self._flat = flat if as_is else flat.to(dtype)
+        self._work = dist.all_reduce(self._flat, group=group, async_op=True)
+
+    def arrive(self) -> None:
+        if self._work is not None:
+            self._work.wait()
+        if not self._alone:
+            pieces = torch.split(self._flat, [tensor.numel() for tensor in self._tensors])
+            shaped = [piece.view_as(tensor) for piece, tensor in zip(pieces, self._tensors, strict=True)]
+            torch._foreach_copy_(self._tensors, shaped)

@@ -90,6 +90,13 @@ def split_pass_bytes(scenario: Scenario) -> float:
     return scenario.tokens * shape.hidden_size * (inputs + gradients)
 
 
+def head_split_bytes(scenario: Scenario) -> float:
+    """What the output head keeps of a micro-batch between those halves: its input and the gradient of the logits."""
+    shape, split = scenario.shape, scenario.layout.tensor_parallel_size
+    gathered = 1 if scenario.stack.copies_gathered and scenario.sequence_split > 1 else scenario.sequence_split
+    return scenario.tokens * scenario.numerics.compute_bytes * (shape.hidden_size / gathered + shape.vocab_size / split)
+
+
 def _product_inputs(scenario: Scenario) -> float:
     """Inputs of a block's two groups of products: one each, or a cast for every product where they are cast on the spot."""
     wide = scenario.numerics.compute_bytes

@@ -6,10 +6,12 @@ Three questions: does it fit one GPU; must the model itself be split; what does 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, gcd
 
+from hybrid_strategy.planning.choices import divisors
 from hybrid_strategy.planning.forecast import Forecast
 from hybrid_strategy.planning.memory import peak_ledger, states_bytes_per_parameter
+from hybrid_strategy.planning.roofline import peak_flops
 from hybrid_strategy.planning.search import Question
 from hybrid_strategy.spec.cluster import ClusterSpec
 from hybrid_strategy.spec.layout import Layout
@@ -93,24 +95,30 @@ def _one_gpu(question: Question) -> Rule:
 
 def _split(question: Question) -> Rule:
     shape, cluster, world = question.shape, question.cluster, question.processes
-    wanted = []
     late = question.stack.plain_sharding
-    for sharding in ("zero1", "zero3") if late else ("zero1", "zero2", "zero3"):
-        ways = 1
-        while ways < world and _share(question, sharding, ways) > 0.6 * cluster.memory_bytes:
-            ways *= 2
-        wanted.append(f"{sharding} {ways}")
-    ways = int(wanted[0 if late else 1].split()[1])
-    numbers = f"ways to split the model so that states fill at most 60 % of a GPU, {world} processes: {', '.join(wanted)}"
+    least = {sharding: _ways(question, sharding) for sharding in (("zero1", "zero3") if late else ("zero1", "zero2", "zero3"))}
+    wanted = ", ".join(f"{sharding} {ways or f'more than {world}'}" for sharding, ways in least.items())
+    numbers = f"ways to split the model so that states fill at most 60 % of a GPU, {world} processes: {wanted}"
+    ways = least["zero1" if late else "zero2"] or world
     if ways == 1:
         return Rule(
             "Must the model be split?",
             numbers,
             f"no: {'zero1' if late else 'zero1 or zero2'} over the data-parallel ranks is enough",
         )
-    inside = min(ways, cluster.domain_size, shape.kv_heads)
+    inside = max(each for each in divisors(gcd(ways, shape.kv_heads)) if each <= cluster.domain_size)
     beyond = f", pipeline parallelism for the other {ways // inside}" if ways > inside else ""
     return Rule("Must the model be split?", numbers, f"yes, {ways} ways: tensor parallelism up to {inside} in the node{beyond}")
+
+
+def _ways(question: Question, sharding: str) -> int:
+    """The fewest parts, by doubling, of which one's states fill at most 60 % of a GPU; 0: not even one a process does."""
+    ways = 1
+    while _share(question, sharding, ways) > 0.6 * question.cluster.memory_bytes:
+        ways *= 2
+        if ways > question.processes:
+            return 0
+    return ways
 
 
 def _share(question: Question, sharding: str, ways: int) -> float:
@@ -127,7 +135,7 @@ def _topology(question: Question) -> Rule:
         f"{far / 1e9:,.0f} GB/s between nodes; {shape.kv_heads} key-value heads, {shape.num_layers} layers"
     )
     most = max(size for size in range(1, cluster.domain_size + 1) if shape.kv_heads % size == 0)
-    answer = f"tensor_parallel_size <= {most}, pipeline_parallel_size <= {shape.num_layers}"
+    answer = f"tensor_parallel_size <= {most}, pipeline_parallel_size <= {min(shape.num_layers, question.processes)}"
     if cluster.num_nodes > 1 and near > 2 * far:
         answer += "; tensor parallelism must not leave the node, pipeline and data parallelism may"
     return Rule("What does the network allow?", numbers, answer)
@@ -135,7 +143,7 @@ def _topology(question: Question) -> Rule:
 
 def _hide(question: Question) -> Rule:
     cluster = question.cluster
-    reached = cluster.peak_flops * (expected_mfu(cluster) or 0.4)
+    reached = peak_flops(question.scenario(Layout(), 1)) * (expected_mfu(cluster) or 0.4)
     link = cluster.inter_node if cluster.num_nodes > 1 else cluster.intra_node
     need = tokens_to_hide_reduction(reached, link.effective_bytes_per_second(), question.numerics.reduce_bytes)
     have = question.global_batch_size * question.shape.sequence_length / question.processes
@@ -152,7 +160,10 @@ def _chosen(question: Question, winner: Forecast) -> list[Rule]:
         wanted = microbatches_for(p, 0.1)
         numbers = f"p = {p}, m = {m}, v = {layout.stages_per_rank}: bubble {winner.step.bubble_fraction:.1%}"
         rules.append(Rule("How many micro-batches?", numbers, f"1F1B needs m = {wanted} ({wanted / p:.0f} p) for 10 %"))
-    expected = expected_mfu(question.cluster)
+    wide = question.numerics.compute_bytes >= 4
+    expected = 0.0 if wide else expected_mfu(question.cluster)  # which is of runs in 16 bit
     numbers = f"forecast MFU {winner.mfu:.1%}, HFU {winner.hfu:.1%}, step {format_seconds(winner.step_seconds)}"
-    answer = f"look for the cause if the run is below {expected:.0%}" if expected else "no published runs of this GPU to compare"
+    answer = f"no published runs {'in 32 bit' if wide else 'of this GPU'} to compare"
+    if expected:
+        answer = f"look for the cause if the run is below {expected:.0%}"
     return [*rules, Rule("What utilisation to expect?", numbers, answer)]

@@ -19,11 +19,13 @@ _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length
 _INNER = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
 
 _PLAIN = {"gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "mpt", "falcon", "phi", "starcoder2", "gpt_bigcode", "codegen"}
+_PLAIN |= {"nemotron", "persimmon", "xglm", "biogpt"}
 """Model types whose MLP has two matrices; all others are taken to have three (SwiGLU and its kin)."""
 
 _BIASED = {"gpt2", "gpt_neo", "gpt_neox", "opt", "bloom", "phi", "starcoder2", "gpt_bigcode"}
 _LEARNED_POSITIONS = {"gpt2", "gpt_neo", "opt", "gpt_bigcode"}
 _TIED = {"gpt2", "gpt_neo", "opt", "bloom", "mpt", "falcon", "gpt_bigcode", "gemma", "gemma2", "gemma3_text"}
+_TIED |= {"starcoder2", "cohere", "cohere2", "smollm3"}
 """Model types that tie the head to the embedding unless their configuration says otherwise."""
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
@@ -45,10 +47,8 @@ def shape_from_config(config: Mapping[str, Any], sequence_length: int | None = N
     """
     values = config.get("text_config") or config
     kind = str(values.get("model_type", config.get("model_type", "")))
-    experts = next((key for key in _EXPERTS if values.get(key)), None)
-    if experts is not None:
-        rule = "a model of experts cannot be planned yet"
-        raise ModelError(message(f"model config key {experts}", values[experts], rule, "", "Give a dense model"))
+    _check_decoder(config, kind)
+    _check_dense(values)
     sizes = {name: _first(values, name, keys) for name, keys in _NAMES.items()}
     heads = sizes["num_attention_heads"]
     length = sequence_length or next((int(values[key]) for key in _LENGTHS if values.get(key)), 0)
@@ -63,7 +63,7 @@ def shape_from_config(config: Mapping[str, Any], sequence_length: int | None = N
         intermediate_size=inner,
         vocab_size=sizes["vocab_size"],
         sequence_length=length,
-        num_key_value_heads=1 if values.get("multi_query") else int(values.get("num_key_value_heads") or heads),
+        num_key_value_heads=_kv_heads(values, heads),
         head_dim=int(values.get("head_dim") or 0),
         family=kind or "decoder",
         gated_mlp=kind not in _PLAIN,
@@ -71,6 +71,31 @@ def shape_from_config(config: Mapping[str, Any], sequence_length: int | None = N
         bias=kind in _BIASED,
         learned_positions=kind in _LEARNED_POSITIONS,
     )
+
+
+def _check_decoder(config: Mapping[str, Any], kind: str) -> None:
+    """Refuses encoders, and models with an encoder: their attention, losses and stages are others."""
+    named = [str(each) for each in config.get("architectures") or ()]
+    if config.get("is_encoder_decoder") or any("MaskedLM" in each for each in named):
+        rule = "only decoders can be planned"
+        raise ModelError(message("model config", kind, rule, ", ".join(named), "Give the configuration of a decoder"))
+
+
+def _check_dense(values: Mapping[str, Any]) -> None:
+    """Refuses models of experts."""
+    everything = {**(values.get("ffn_config") or {}), **values}
+    experts = next((key for key in _EXPERTS if everything.get(key)), None)
+    if experts is not None:
+        rule = "a model of experts cannot be planned yet"
+        raise ModelError(message(f"model config key {experts}", everything[experts], rule, "", "Give a dense model"))
+
+
+def _kv_heads(values: Mapping[str, Any], heads: int) -> int:
+    """Heads of keys and values; Falcon says in words how many there are, and has a number that counts in its second form only."""
+    grouped = values.get("num_kv_heads") if values.get("new_decoder_architecture") else None
+    if values.get("multi_query") and not grouped:
+        return 1
+    return int(grouped or values.get("num_key_value_heads") or heads)
 
 
 def _first(values: Mapping[str, Any], name: str, keys: tuple[str, ...]) -> int:

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
 
-from hybrid_strategy.planning.activations import BlockActivations, block_activations, split_pass_bytes
+from hybrid_strategy.planning.activations import BlockActivations, block_activations, head_split_bytes, split_pass_bytes
 from hybrid_strategy.planning.numerics import Numerics
 from hybrid_strategy.planning.scenario import Scenario
+from hybrid_strategy.planning.split_work import SplitWork, passing_bytes, split_work
 from hybrid_strategy.spec.ledger import LedgerLine, MemoryLedger, largest
-from hybrid_strategy.spec.play import held_pairs
 
 _ZERO = "arXiv:1910.02054 section 5"
 _ACTIVATIONS = "arXiv:2205.05198 equations 1-4, table 2"
@@ -116,7 +115,7 @@ class LedgerMaker:
             return
         head = _vocabulary(scenario) if self._has_head(rank) else 0.0
         stages = len(scenario.stages_of_rank[rank])
-        split = self._split_work(rank) is not None  # products are cast again in the backward pass
+        split = self._split(rank) is not None  # products are cast again in the backward pass
         count = scenario.blocks_of(rank) * scenario.block_parameters / (stages if split else 1) + head
         times = self.in_flight(rank) / stages if scenario.layout.activation_checkpoint == "none" and not split else 1.0
         formula = f"{each:g} B x {count:,.0f} parameters of products x {times:g} micro-batches"
@@ -124,14 +123,14 @@ class LedgerMaker:
 
     def _activations(self, rank: int) -> Iterator[LedgerLine]:
         """Held from the forward to the backward pass, as often as micro-batches are in flight."""
-        scenario, width, in_flight = self.scenario, self.width, self.in_flight(rank)
+        scenario, layout, width, in_flight = self.scenario, self.scenario.layout, self.width, self.in_flight(rank)
         stages, wide, split = scenario.stages_of_rank[rank], scenario.numerics.stream_bytes, scenario.sequence_split
         per_stage = scenario.blocks_of(rank) / len(stages)
-        kept, in_pairs = self.activations.kept, self._split_work(rank)
-        if in_pairs is not None:
-            in_flight, waiting = in_pairs
-            held = split_pass_bytes(scenario) * per_stage * waiting
-            formula = f"inputs of products and gradients of their outputs, of {per_stage:g} blocks x {waiting} waiting"
+        kept, halves = self.activations.kept, self._split(rank)
+        if halves is not None:
+            in_flight, waiting, heads = halves.in_flight, halves.waiting, halves.heads
+            held = split_pass_bytes(scenario) * per_stage * waiting + head_split_bytes(scenario) * heads
+            formula = f"products' inputs, gradients of outputs: {per_stage:g} blocks x {waiting} waiting, {heads} heads"
             yield LedgerLine("kept for weight passes", "activations", held, formula, "arXiv:2401.10241 section 2; counted")
         formula = (
             f"{kept / width:.2f} B x {scenario.tokens:,.0f} tokens x {scenario.shape.hidden_size} "
@@ -145,39 +144,77 @@ class LedgerMaker:
             source = "torch.distributed.pipelining keeps a stage's output until its backward pass"
             formula = f"{wide:g} B x T h x {in_flight} in flight"
             yield LedgerLine("stage outputs", "activations", width * wide / split * in_flight, formula, source)
+        if scenario.stack.plain_sharding and not scenario.shape.learned_positions and layout.num_stages > 1:
+            rows = scenario.shape.sequence_length / layout.context_parallel_size
+            held = 2 * scenario.numerics.stream_bytes * rows * scenario.shape.head_size * in_flight
+            formula = (
+                f"{2 * scenario.numerics.stream_bytes:g} B x {rows:,.0f} x {scenario.shape.head_size} x {in_flight} in flight"
+            )
+            yield LedgerLine("rotary tables", "activations", held, formula, "arXiv:2104.09864, made once a stage")
         if self._has_head(rank):
             each = 8.0 + scenario.numerics.compute_bytes if scenario.stack.plain_sharding else 2 * wide
             source = "arXiv:2205.05198 section 4.3"
             yield LedgerLine("final norm and head input", "activations", each * width / split, f"{each:g} B x T h", source)
 
-    def _split_work(self, rank: int) -> tuple[int, int] | None:
-        """Under a split backward pass, at the worst moment: micro-batches before it, and those between its halves."""
-        scenario, layout = self.scenario, self.scenario.layout
-        size = layout.pipeline_parallel_size
-        if size == 1 or not scenario.schedule.uses_weight_pass or not scenario.stack.plain_sharding:
-            return None
-        count = min(scenario.batch.num_microbatches, 2 * size)
-        schedule: Any = scenario.schedule
-        pairs = _held_pairs(schedule, size, layout.stages_per_rank, count, rank)
-        kept, waiting = self.activations.kept, split_pass_bytes(scenario)
-        return max(pairs, key=lambda pair: pair[0] * kept + pair[1] * waiting)
+    def _split(self, rank: int) -> SplitWork | None:
+        """Under a split backward pass, the worst moment."""
+        return split_work(self.scenario, rank, self.activations.kept, self._logits(rank), self._work(rank))
+
+    def _work(self, rank: int) -> float:
+        """Bytes of what a backward pass makes of one block and gives up again."""
+        scenario, stack, split = self.scenario, self.scenario.stack, self.scenario.layout.tensor_parallel_size
+        at_once = 1.0 if stack.plain_sharding else 2.0  # counted of our own, estimated of others
+        gradients = at_once * (scenario.shape.intermediate_size / split + at_once / 2 * scenario.shape.hidden_size)
+        gradients *= scenario.tokens * scenario.numerics.compute_bytes
+        if stack.plain_sharding and scenario.schedule.uses_weight_pass and scenario.layout.pipeline_parallel_size > 1:
+            gradients = passing_bytes(scenario, rank)
+        if stack.plain_sharding and split > 1:  # an input made whole for split products, and a partial sum of their outputs
+            gradients += self.width * (scenario.numerics.stream_bytes + scenario.numerics.compute_bytes)
+        return self.activations.whole - self.activations.kept + gradients
 
     def _passing(self, rank: int) -> Iterator[LedgerLine]:
         """What comes and goes: the loss at the end of the forward pass, one block's work in the backward pass."""
         scenario, stack, logits = self.scenario, self.scenario.stack, self._logits(rank)
         split = scenario.layout.tensor_parallel_size
+        halves, work = self._split(rank), self._work(rank)
+        if halves is not None:
+            logits, work = logits if halves.at_loss else 0.0, work if halves.at_work else 0.0
         if logits:
             columns = scenario.shape.vocab_size / split
             formula = f"{logits / scenario.tokens / columns:g} B x {scenario.tokens:,.0f} tokens x {columns:,.0f} words"
             yield LedgerLine("logits and loss", "logits", logits, formula, _MEASURED)
-        at_once = 1.0 if stack.plain_sharding else 2.0  # counted of our own, estimated of others
-        gradients = at_once * (scenario.shape.intermediate_size / split + at_once / 2 * scenario.shape.hidden_size)
-        gradients *= scenario.tokens * scenario.numerics.compute_bytes
-        if stack.plain_sharding and split > 1:  # an input made whole for split products, and a partial sum of their outputs
-            gradients += self.width * (scenario.numerics.stream_bytes + scenario.numerics.compute_bytes)
-        work = self.activations.whole - self.activations.kept + gradients
         formula = f"recomputed block and gradients of its MLP, {work:,.0f} B, beyond the loss, which is gone by then"
         yield LedgerLine("work of one block", "activations", max(0.0, work - logits), formula, "arXiv:2205.05198 section 5")
+        if stack.plain_sharding and scenario.layout.sharding != "zero3":
+            yield from self._vocabulary_gradient(rank, max(work, logits))
+
+    def _vocabulary_gradient(self, rank: int, other: float) -> Iterator[LedgerLine]:
+        """Gradients of the head's and the embedding's weights before they are added to `.grad`: counted (`--dry-run`).
+
+        The head's are made beside all that blocks keep, the embedding's when blocks of that micro-batch have gone.
+
+        Args:
+            rank: pipeline rank.
+            other: what the loss or a block needs at another moment.
+        """
+        scenario, numerics, weights = self.scenario, self.scenario.numerics, _vocabulary(self.scenario)
+        size, count = numerics.parameter_bytes, 1
+        head = embedding = 0.0
+        if self._has_head(rank):  # a 16-bit product's is made in 16 bit, then cast; else beside the gradient of the logits
+            columns = scenario.shape.vocab_size / scenario.layout.tensor_parallel_size
+            logits = 0.0 if numerics.cast_bytes else numerics.compute_bytes * scenario.tokens * columns
+            gathered = self.width * numerics.stream_bytes * (1.0 - 1.0 / scenario.sequence_split)
+            head = (size + numerics.cast_bytes) * weights + logits + gathered
+        if 0 in scenario.stages_of_rank[rank]:
+            count = 3 if self._has_head(rank) and scenario.shape.tied_embeddings else 1  # of both uses, and their sum
+            blocks = scenario.blocks_of(rank) / len(scenario.stages_of_rank[rank])
+            embedding = count * size * weights - self.activations.kept * blocks
+        formula = f"{weights:,.0f} weights: {size + numerics.cast_bytes:g} B the head's, {count * size:g} B the embedding's"
+        held = max(head, embedding) - other
+        if held > 0:
+            yield LedgerLine(
+                "gradient of the vocabulary", "activations", held, f"{formula}, beyond the loss", "autograd, counted"
+            )
 
     def _messages(self, rank: int) -> Iterator[LedgerLine]:
         """Whole units under `zero3`, and what is on the way to other ranks."""
@@ -235,12 +272,6 @@ class LedgerMaker:
 
     def _has_head(self, rank: int) -> bool:
         return self.scenario.layout.num_stages - 1 in self.scenario.stages_of_rank[rank]
-
-
-@lru_cache(maxsize=4096)
-def _held_pairs(schedule: Any, size: int, stages_per_rank: int, count: int, rank: int) -> tuple[tuple[int, int], ...]:
-    """Of a rank of a `Schedule`, of enough micro-batches; more repeat the same."""
-    return tuple(held_pairs(schedule.rank_order(rank, size, stages_per_rank, count)))
 
 
 def _vocabulary(scenario: Scenario) -> float:

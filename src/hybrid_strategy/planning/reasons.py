@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from hybrid_strategy.planning.choices import divisors
 from hybrid_strategy.planning.forecast import Forecast, forecast
@@ -144,17 +145,40 @@ def reliefs(question: Question) -> list[Relief]:
     return found
 
 
+_NO_LAYOUT = ("accumulate_grad_batches", "compile")
+"""What a user sets for other reasons than where the model lies."""
+
+_USUAL = {
+    "data_parallel_size": "auto",
+    "context_parallel_size": "1",
+    "data_parallel_replicate_size": "1",
+    "sequence_parallel": "false",
+    "stages_per_rank": "null",
+    "num_microbatches": "null",
+    "stage_cuts": "null",
+}
+"""Settings that `strategy_overrides` leaves out, and how each is set back."""
+
+_TOLD_AS = {"stage_cuts": "stage_layers"}
+
+
 def _freed(question: Question) -> Iterator[tuple[tuple[str, ...], Question]]:
-    """Without what the user has fixed."""
-    if question.fixed:
-        free = replace(question, fixed={})
+    """Without what the user has fixed of the layout; what the winner does not set is set back."""
+    kept = {key: value for key, value in question.fixed.items() if key in _NO_LAYOUT}
+    if len(kept) < len(question.fixed):
+        free = replace(question, fixed=kept)
         result = search(free)
         if result.forecasts:
-            yield strategy_overrides(result.winner), free
+            words = strategy_overrides(result.winner)
+            named = {word.partition("=")[0] for word in words}
+            back = [f"strategy.{key}={usual}" for key, usual in _USUAL.items() if question.fixed.get(_TOLD_AS.get(key, key))]
+            yield (*words, *(word for word in back if word.partition("=")[0] not in named)), free
 
 
 def _more_nodes(question: Question) -> Iterator[tuple[tuple[str, ...], Question]]:
     nodes = question.cluster.num_nodes
+    if not question.cluster.inter_node.bytes_per_second:
+        return
     for count in (2 * nodes, 4 * nodes, 8 * nodes, 16 * nodes, 64 * nodes):
         cluster = question.cluster.with_nodes(count)
         wider = max(1, count * cluster.gpus_per_node // (64 * question.global_batch_size))
@@ -175,14 +199,15 @@ def _lighter(question: Question) -> Iterator[tuple[tuple[str, ...], Question]]:
         yield ("precision=bf16_true",), replace(question, numerics=NUMERICS["pure_16"])
 
 
-def strategy_overrides(found: Forecast) -> tuple[str, ...]:
-    """What makes `hybrid train` run exactly this layout."""
-    layout = found.scenario.layout
+def strategy_overrides(found: Forecast, fixed: Mapping[str, Any] | None = None) -> tuple[str, ...]:
+    """What makes `hybrid train` run exactly this layout, after what the user has `fixed`."""
+    layout, counted = found.scenario.layout, (fixed or {}).get("num_microbatches")
+    pieces = f"num_microbatches={counted}" if counted else f"micro_batch_size={found.scenario.micro_batch_size}"
     words = [
         f"strategy.tensor_parallel_size={layout.tensor_parallel_size}",
         f"strategy.pipeline_parallel_size={layout.pipeline_parallel_size}",
         f"strategy.sharding={layout.sharding}",
-        f"strategy.micro_batch_size={found.scenario.micro_batch_size}",
+        f"strategy.{pieces}",
         f"strategy.activation_checkpoint={layout.activation_checkpoint}",
     ]
     if layout.context_parallel_size > 1:

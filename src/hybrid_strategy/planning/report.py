@@ -97,7 +97,7 @@ def plan_report(result: SearchResult, options: ReportOptions | None = None) -> P
     asked = options or ReportOptions()
     question, winner, rows = result.question, result.winner, _rows(result, asked)
     layout, cluster = winner.scenario.layout, question.cluster
-    shown = dict(rows).get("run" if asked.shown == 0 else str(asked.shown), winner)
+    shown = result.forecasts[asked.shown - 1] if asked.shown else asked.configured or winner
     lost = [{"change": each.change, "reason": each.reason} for each in losers(result)]
     rules = [asdict(rule) for rule in decision_table(question, winner)]
     return PlanReport(
@@ -111,7 +111,7 @@ def plan_report(result: SearchResult, options: ReportOptions | None = None) -> P
         decisions=rules,
         placement=Placement(layout, cluster).grid(asked.max_nodes),
         ladder=[_ladder_row(each, asked.command) for each in ladder(question, winner)],
-        overrides=strategy_overrides(winner),
+        overrides=strategy_overrides(winner, question.fixed),
         job={
             "nodes": -(-layout.world_size // cluster.gpus_per_node),
             "ntasks_per_node": min(layout.world_size, cluster.gpus_per_node),
@@ -123,7 +123,7 @@ def plan_report(result: SearchResult, options: ReportOptions | None = None) -> P
             "best": [each.to_dict() for each in result.forecasts[: asked.count]],
             "losers": lost,
             "decisions": rules,
-            "overrides": list(strategy_overrides(winner)),
+            "overrides": list(strategy_overrides(winner, question.fixed)),
             "examined": result.examined,
         },
     )

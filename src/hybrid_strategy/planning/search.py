@@ -14,7 +14,7 @@ from typing import Any
 from hybrid_strategy.errors import LayoutError, NoLayoutFitsError, message
 from hybrid_strategy.planning.choices import context_sizes, divisors
 from hybrid_strategy.planning.forecast import Forecast, forecast
-from hybrid_strategy.planning.layouts import check_layout
+from hybrid_strategy.planning.layouts import check_layout, find_schedule
 from hybrid_strategy.planning.memory import likely_peak_ledger, states_bytes_per_parameter
 from hybrid_strategy.planning.numerics import NUMERICS, Numerics
 from hybrid_strategy.planning.scenario import Scenario
@@ -64,7 +64,8 @@ class Question:
     def scenario(self, layout: Layout, micro_batch_size: int) -> Scenario:
         accumulate = int(self.fixed.get("accumulate_grad_batches", 1))
         rows = self.global_batch_size // (layout.data_parallel_size * accumulate)
-        batch = BatchSpec(self.global_batch_size, max(1, rows // micro_batch_size), accumulate)
+        pieces = int(self.fixed.get("num_microbatches") or max(1, rows // micro_batch_size))
+        batch = BatchSpec(self.global_batch_size, pieces, accumulate)
         stages = tuple(self.fixed.get("stage_layers", ()))
         cut = stages if len(stages) == layout.num_stages else ()
         layout = replace(layout, compile=bool(self.fixed.get("compile", layout.compile)))
@@ -157,7 +158,7 @@ def _distinct(question: Question, found: list[tuple[float, Scenario]]) -> list[S
 
 def _is_allowed(question: Question, scenario: Scenario) -> bool:
     try:
-        check_layout(scenario.layout, shape=question.shape, batch=scenario.batch)
+        check_layout(scenario.layout, shape=question.shape, batch=scenario.batch, gpus_per_node=question.cluster.domain_size)
     except LayoutError:
         return False
     return True
@@ -192,16 +193,17 @@ def _sizes(question: Question) -> Iterator[tuple[Layout, int]]:
 
 
 def _tensor_sizes(question: Question) -> list[int]:
-    """Divisors of the heads that stay inside the node (or the NVLink domain)."""
-    shape, sequence = question.shape, question.shape.sequence_length
+    """Divisors of the heads whose groups all stay inside the node (or the NVLink domain)."""
+    shape, sequence, domain = question.shape, question.shape.sequence_length, question.cluster.domain_size
     heads = [size for size in divisors(shape.kv_heads) if shape.num_attention_heads % size == 0 and sequence % size == 0]
-    return [size for size in heads if size <= question.cluster.domain_size and question.processes % size == 0]
+    inside = [size for size in heads if size <= domain and (domain % size == 0 or question.processes <= domain)]
+    return [size for size in inside if question.processes % size == 0]
 
 
 def _scheduled(question: Question, base: Layout) -> Iterator[tuple[Layout, int]]:
     accumulate = int(question.fixed.get("accumulate_grad_batches", 1))
     rows = question.global_batch_size // (base.data_parallel_size * accumulate)
-    if rows < 1:
+    if rows < int(question.fixed.get("num_microbatches") or 1):
         return
     pipeline = base.pipeline_parallel_size
     stages = len(question.fixed.get("stage_layers", ()))
@@ -210,7 +212,7 @@ def _scheduled(question: Question, base: Layout) -> Iterator[tuple[Layout, int]]
             continue
         layout = replace(base, schedule=schedule, stages_per_rank=chunks)
         for micro in _micro_batches(question, rows):
-            m = rows // micro
+            m = int(question.fixed.get("num_microbatches") or rows // micro)
             if pipeline > 1 and m < pipeline and micro > 1:
                 continue
             if schedule == "Interleaved1F1B" and m % pipeline:
@@ -221,23 +223,26 @@ def _scheduled(question: Question, base: Layout) -> Iterator[tuple[Layout, int]]
 def _micro_batches(question: Question, rows: int) -> list[int]:
     given = question.fixed.get("micro_batch_size")
     if question.fixed.get("num_microbatches"):
-        given = max(1, rows // int(question.fixed["num_microbatches"]))
+        given = -(-rows // int(question.fixed["num_microbatches"]))
     return [int(given)] if given else [size for size in MICRO_BATCHES if rows % size == 0]
 
 
 def _schedules(question: Question, pipeline: int) -> Iterator[tuple[str, int]]:
-    if pipeline == 1:
-        yield question.fixed.get("schedule") or "1F1B", 1
-        return
     layers, wanted = question.shape.num_layers, question.fixed.get("schedule")
     given = question.fixed.get("stages_per_rank")
+    if pipeline == 1:
+        if (given or 1) == 1:
+            yield wanted or "1F1B", 1
+        return
     for name, counts in (("1F1B", (1,)), ("Interleaved1F1B", STAGES_PER_RANK), ("ZBVZeroBubble", (2,))):
         if wanted is None or wanted.lower() == name.lower():
             stages = (given,) if given else counts
-            yield from ((name, chunks) for chunks in stages if given or _even_enough(layers, pipeline * chunks, chunks))
+            yield from ((name, chunks) for chunks in stages if _even_enough(layers, pipeline * chunks, 1 if given else chunks))
             wanted = None if wanted is None else "(found)"
     if wanted not in (None, "(found)"):
-        yield wanted, given or 1
+        chunks = given or find_schedule(wanted).default_stages_per_rank
+        if pipeline * chunks <= layers:
+            yield wanted, chunks
 
 
 def _even_enough(layers: int, stages: int, chunks: int) -> bool:
@@ -257,6 +262,8 @@ def _shardings(question: Question, layout: Layout) -> Iterator[Layout]:
         if sharding == "zero3" and 1 < inside < data and data % inside == 0:
             groups.insert(0, data // inside)
         for replicas in question.choices("data_parallel_replicate_size", groups if sharding == "zero3" else (1,)):
+            if sharding != "ddp" and data % replicas:
+                continue
             yield replace(layout, sharding=sharding, data_parallel_replicate_size=replicas if sharding != "ddp" else 1)
 
 

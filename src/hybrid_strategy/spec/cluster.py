@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from math import inf
+from operator import attrgetter
 from typing import Any
 
 from hybrid_strategy.errors import ConfigError, did_you_mean, message
@@ -104,10 +106,25 @@ class ClusterSpec:
             if getattr(self, key) < 1:
                 rule = "it must be a whole number of 1 or more"
                 raise ConfigError(message(f"cluster.{key}", getattr(self, key), rule, "", "Set 1 or more"))
-        for key in ("memory_bytes", "peak_flops", "memory_bytes_per_second"):
-            if not getattr(self, key) > 0:
+        kernels = (
+            "matmul_efficiency",
+            "attention_efficiency",
+            "memory_efficiency",
+            *["fp8_efficiency"] * (self.peak_fp8_flops > 0),
+        )
+        crossed = (("intra_node", self.domain_size > 1), ("inter_node", self.num_gpus > self.domain_size))
+        links = [f"{level}.{key}" for level, used in crossed if used for key in ("bytes_per_second", "efficiency")]
+        for key in ("memory_bytes", "peak_flops", "memory_bytes_per_second", *(f"kernels.{each}" for each in kernels), *links):
+            value = attrgetter(key)(self)
+            if not 0 < value < inf:
                 advice = "Set more than 0, or leave it out"
-                raise ConfigError(message(f"cluster.{key}", getattr(self, key), "it must be more than 0", "", advice))
+                raise ConfigError(message(f"cluster.{key}", value, "it must be more than 0", "", advice))
+        for key in ("reserve_bytes", "allocator_fraction", "kernels.launch_seconds", "intra_node.latency_seconds"):
+            value = attrgetter(key)(self)
+            if not 0 <= value < inf:
+                raise ConfigError(
+                    message(f"cluster.{key}", value, "it may not be less than 0", "", "Set 0 or more, or leave it out")
+                )
 
     @property
     def num_gpus(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from hybrid_strategy.errors import LayoutError, message
 from hybrid_strategy.spec.table import BACKWARD, FORWARD, INPUT, WEIGHT, Cell, ScheduleTable
@@ -146,28 +147,36 @@ def peak_in_flight(cells: Iterable[Cell]) -> int:
     return peak
 
 
-def held_pairs(cells: Iterable[Cell]) -> list[tuple[int, int]]:
-    """What a rank holds at once while it plays `cells`: (before their backward pass, between the halves of a split one).
+Held: TypeAlias = tuple[int, int, int, int]
+"""What a rank holds at once: passes before their backward pass, passes between the halves of a split one, how many of these are
+of the last stage, and what is under way: 1 a backward pass, 2 that of the last stage, which has the loss, 0 neither."""
 
-    Only the pairs that no other exceeds in both. On the first stage a split backward pass is all in its second half, because
-    nobody waits for gradients of its inputs.
 
-    >>> held_pairs([Cell(1, "F", 0), Cell(1, "F", 1), Cell(1, "I", 0), Cell(1, "W", 0), Cell(1, "B", 1)])
-    [(1, 1), (2, 0)]
+def held_halves(cells: Iterable[Cell], num_stages: int) -> list[Held]:
+    """What a rank holds while it plays `cells`; only what nothing else exceeds.
+
+    On the first stage a split backward pass is all in its second half, because nobody waits for gradients of its inputs.
+
+    >>> held_halves([Cell(1, "F", 0), Cell(1, "F", 1), Cell(1, "I", 0), Cell(1, "W", 0), Cell(1, "I", 1)], 2)
+    [(1, 1, 1, 0), (2, 0, 0, 0), (2, 0, 0, 2)]
     """
-    forward = work = 0
+    forward = work = last = 0
     seen = set()
     for cell in cells:
+        ends = cell.stage == num_stages - 1
+        whole = cell.kind == BACKWARD or (cell.kind == WEIGHT and cell.stage == 0)
+        if whole or (cell.kind == INPUT and cell.stage > 0):
+            seen.add((forward, work, last, 2 if ends else 1))
         if cell.kind == FORWARD:
             forward += 1
         elif cell.kind == WEIGHT and cell.stage > 0:
-            work -= 1
+            work, last = work - 1, last - ends
         elif cell.kind != INPUT or cell.stage > 0:
             forward -= 1
-            work += cell.kind == INPUT
-        seen.add((forward, work))
-    found: list[tuple[int, int]] = []
-    for pair in sorted(seen, reverse=True):  # those before it have as much of the first
-        if not found or pair[1] > found[-1][1]:
-            found.append(pair)
+            work, last = work + (cell.kind == INPUT), last + (ends and cell.kind == INPUT)
+        seen.add((forward, work, last, 0))
+    found: list[Held] = []
+    for each in sorted(seen, reverse=True):  # those before it have as much of the first
+        if not any(other[1] >= each[1] and other[2] >= each[2] and other[3] == each[3] for other in found):
+            found.append(each)
     return found[::-1]
