@@ -177,7 +177,8 @@ def _wandb_is_wrong(sweep: Watched, kind: str) -> bool:
     parts = runs(sweep.folder_of(kind) or sweep.points)
     rows = [row for part in parts for row in history(part, patience_seconds=0.0)]
     steps = [row["trainer/global_step"] for row in rows if "train_loss" in row]
-    return len({part.name.split("-")[3] for part in parts}) != 1 or steps != list(range(sweep.of(kind, "result.json")["steps"]))
+    wanted = list(range(sweep.of(kind, "result.json").get("steps", -1)))  # a point that was put back too often has no result
+    return len({part.name.split("-")[3] for part in parts}) != 1 or steps != wanted
 
 
 def main() -> int:

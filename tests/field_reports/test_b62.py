@@ -41,3 +41,7 @@ def test_three_segments_lose_nothing(tmp_path: Path) -> None:
     point = Point("point", folder, (), {}, (), Resources(), {}, "d")
     (line,) = sync_lines([point], tmp_path / "s")
     assert line == f"W&B: 3 offline runs; upload with: wandb sync --append {tmp_path}/s/*/wandb/offline-run-*"
+    (tmp_path / "s/point~0501-1200/wandb/offline-run-1-run0").mkdir(parents=True)
+    (tmp_path / "s/point~0501-1200/wandb/offline-run-1-run0/run-run0.wandb").touch()
+    (line,) = sync_lines([point], tmp_path / "s")  # what was set aside is left out
+    assert line == f"W&B: 3 offline runs; upload with: wandb sync --append {tmp_path}/s/point/wandb/offline-run-*"

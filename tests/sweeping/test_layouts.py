@@ -72,6 +72,12 @@ def test_nothing_is_swept_that_would_do_nothing():
     assert shardings == set(SHARDINGS)
 
 
+def test_schedules_are_tried_where_there_is_a_pipeline_and_nowhere_else():
+    space = Space(2, Axes({"schedule": ("GPipe", "1F1B")}), global_batch_size=8)
+    sizes = [each.layout.pipeline_parallel_size for each in layouts(space) if isinstance(each, Candidate)]
+    assert (sizes.count(1), sizes.count(2)) == (5, 2)
+
+
 def test_a_size_that_does_not_fit_is_refused_with_the_valid_ones():
     _, skipped = _split(Space(8, Axes({"tensor_parallel_size": (3,)}), shape=SMALL))
     (only,) = skipped

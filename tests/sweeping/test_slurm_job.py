@@ -36,13 +36,17 @@ def _result(folder: Path) -> tuple[str, str]:
     return found["state"], found["reason"]
 
 
-def test_a_signal_before_training_is_no_failure(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("signal", "state", "said"),
+    [("SIGTERM", "preempted", "stopped by SIGTERM"), ("SIGUSR1", "timeout", "it reached its time limit")],
+)
+def test_a_signal_before_training_is_no_failure(folder: Path, signal: str, state: str, said: str) -> None:
     record(folder / "logs", 1, LOST)
-    record(folder / "logs", 0, PreemptedError("stopped by SIGTERM before training began"))
+    record(folder / "logs", 0, PreemptedError(f"stopped by {signal} before training began"))
     assert end_job(folder, 75) == 75
-    state, reason = _result(folder)
-    assert state == "preempted"
-    assert reason.startswith("stopped by SIGTERM before training began; it could not be put back into the queue")
+    found, reason = _result(folder)
+    assert found == state
+    assert reason.startswith(f"{said} before training began; it could not be put back into the queue")
 
 
 def test_a_node_that_was_reset_is_no_failure_of_the_rank_that_lost_it(folder: Path) -> None:

@@ -90,8 +90,8 @@ def _run(name: str, arguments: list[str]) -> int:
     except OSError as error:
         print(of_file_system(error), file=sys.stderr)
         return RunError.exit_code
-    except KeyboardInterrupt:
-        print("\nstopped by Ctrl-C", file=sys.stderr)
+    except KeyboardInterrupt as stopped:
+        print(f"\n{str(stopped) or 'stopped by Ctrl-C'}", file=sys.stderr)
         return 130
 
 

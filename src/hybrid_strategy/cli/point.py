@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
         parent_death.guard()
         return run(folder)
     except HybridError as error:
-        print(error, file=sys.stderr)
+        print(as_sbatch(str(error)) if verb == "prepare" else error, file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
@@ -57,6 +57,15 @@ def prepare(folder: Path, overrides: Sequence[str]) -> int:
     write_point(made.point, made.config, made.planned)
     show(made.config, made.planned, session.console)
     return 0
+
+
+def as_sbatch(text: str) -> str:
+    """A refusal for one who submits by hand: nodes and processes are those of the job, and no override changes them.
+
+    >>> print(as_sbatch("Set 1, or cluster.devices=4."))
+    Set 1, or sbatch --ntasks-per-node=4.
+    """
+    return text.replace("cluster.devices=", "sbatch --ntasks-per-node=").replace("cluster.num_nodes=", "sbatch --nodes=")
 
 
 def run(folder: Path) -> int:

@@ -63,6 +63,22 @@ def quoted(override: str) -> str:
     return f"'{key}=\"{inner}\"'"
 
 
+def unreadable(override: str) -> ConfigError:
+    """The refusal of a value that Hydra's grammar does not take; each value of a sweep is quoted by itself.
+
+    >>> print(unreadable("model=llama_tiny,mödel"))
+    model is llama_tiny,mödel: Hydra cannot read this value. Quote it: 'model=llama_tiny,"mödel"'.
+    """
+    key, _, value = override.partition("=")
+    advice, parts = quoted(override), value.split(",")
+    if len(parts) > 1 and not re.search(r"[\[\](){}\"']", value):
+        plain = re.compile(r"[\w./:+-]+", re.ASCII)
+        each = ",".join(part if plain.fullmatch(part) else f'"{part}"' for part in parts)
+        is_group = key.lstrip("+") in GROUPS or "/" in key
+        advice = f"'{key}={each}'" if is_group else f"{advice}, or for a sweep '{key}={each}'"
+    return ConfigError(message(key, Shown(value), "Hydra cannot read this value", "", f"Quote it: {advice}"))
+
+
 def no_such_key(full_key: str, shown: Shown, names: Sequence[str]) -> ConfigError:
     """The refusal of an unknown key; `names` are those known where it stands."""
     known = [name for name in names if not name.startswith("_")]

@@ -13,7 +13,7 @@ from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 
 from hybrid_strategy.config.door import known_keys
-from hybrid_strategy.config.messages import Shown, no_such_key, quoted
+from hybrid_strategy.config.messages import Shown, no_such_key, unreadable
 from hybrid_strategy.config.settings import GROUPS, OPEN_GROUPS, RunConfig
 from hybrid_strategy.config.targets import BY_TARGET, LANGUAGE_MODEL
 from hybrid_strategy.errors import ConfigError, message
@@ -85,11 +85,11 @@ def _parse(text: str) -> Override:
     try:
         override: Override = OverridesParser.create().parse_overrides([text])[0]
     except OverrideParseException as error:
-        key, equal, value = text.partition("=")
+        key, equal, _ = text.partition("=")
         if not equal:
             rule = "an override is key=value"
             raise ConfigError(message(key, Shown("given without a value"), rule, "", f"Set {key}=<value>")) from error
-        raise ConfigError(message(key, Shown(value), "Hydra cannot read this value", "", f"Quote it: {quoted(text)}")) from error
+        raise unreadable(text) from error
     if not override.key_or_group:
         raise ConfigError(message("An override", Shown(text), "it is key=value", "", "Set <key>" + text))
     return override

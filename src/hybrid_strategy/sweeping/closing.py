@@ -63,7 +63,11 @@ def sync_lines(points: Sequence[Point], folder: Path) -> list[str]:
     if len(below) + len(own) == 1:
         return [f"W&B: offline; upload with: wandb sync {shlex.quote(str((*below, *own)[0]))}"]
     start = shlex.quote(str(folder))
-    places = ([f"{start}/*/wandb/offline-run-*"] if below else []) + ([f"{start}/wandb/offline-run-*"] if own else [])
+    homes = list(dict.fromkeys(path.parents[1] for path in below))
+    if below and {path.parents[2] for path in folder.glob("*/wandb/offline-run-*/*.wandb")} == set(homes):
+        homes = [folder / "*"]  # none that was set aside is among them
+    places = [f"{start}/{'*' if home.name == '*' else shlex.quote(home.name)}/wandb/offline-run-*" for home in homes]
+    places += [f"{start}/wandb/offline-run-*"] if own else []
     return [f"W&B: {len(below) + len(own)} offline runs; upload with: wandb sync --append {' '.join(places)}"]
 
 

@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException, OverrideParseException
 
-from hybrid_strategy.config.messages import Shown, quoted
+from hybrid_strategy.config.messages import Shown, unreadable
 from hybrid_strategy.config.overrides import checked
 from hybrid_strategy.errors import ConfigError, message
 from hybrid_strategy.sweeping.settings import checked_settings
@@ -62,8 +62,7 @@ def _parse(text: str, loader: Any) -> Override:
     try:
         override: Override = OverridesParser.create(config_loader=loader).parse_overrides([text])[0]
     except OverrideParseException as error:
-        key, _, value = text.partition("=")
-        raise ConfigError(message(key, Shown(value), "Hydra cannot read this value", "", f"Quote it: {quoted(text)}")) from error
+        raise unreadable(text) from error
     return override
 
 

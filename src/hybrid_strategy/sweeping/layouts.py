@@ -166,7 +166,8 @@ def _inner(space: Space, sizes: Layout) -> Iterator[tuple[Layout, dict[str, Any]
         for replica, sequence in product(
             axes.values("data_parallel_replicate_size", replicas), axes.values("sequence_parallel", sequences)
         ):
-            for schedule in axes.values("schedule", usual_schedules(pipeline, axes.fixed.get("schedule"))):
+            schedules = axes.values("schedule", usual_schedules(pipeline, axes.fixed.get("schedule")))
+            for schedule in schedules if pipeline > 1 else schedules[:1]:  # nothing to schedule: all of them are the same run
                 schedule = schedule or "1F1B"
                 for stages in axes.values("stages_per_rank", usual_stages(pipeline, schedule)):
                     values = {

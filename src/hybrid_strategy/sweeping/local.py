@@ -149,14 +149,18 @@ class LocalRunner:
         return False
 
     def _stop_all(self) -> None:
-        """After Ctrl-C or an error: every tree ends; its point is as if it had not been started, and can go on."""
+        """After Ctrl-C or an error: every tree ends; its point is as if it had not been started, and can go on.
+
+        A second Ctrl-C waits for no checkpoint.
+        """
         for each in self._running:
             each.process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + _GRACE_SECONDS
         for each in self._running:
             try:
                 each.process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):
+                deadline = time.monotonic()
                 _kill(each.process)
                 each.process.wait()
             each.output.close()
@@ -182,14 +186,14 @@ def _as_ctrl_c() -> Iterator[None]:
 
 
 def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt(f"stopped by {signal.Signals(number).name}")
 
 
 def _conclude(point: Point, code: int, ended_by: str) -> State:
+    if code == 0:  # also where it had ended by itself before it heard that its time was up
+        return conclude(point.folder, states.OK, "")
     if ended_by:
         return conclude(point.folder, states.TIMEOUT, _at_step(point, ended_by))
-    if code == 0:
-        return conclude(point.folder, states.OK, "")
     if code == PREEMPTED_CODE or (point.folder / PREEMPTED_FILE).exists():
         return conclude(point.folder, states.PREEMPTED, _at_step(point, "stopped by a signal after a checkpoint was written"))
     cause: Cause = cause_of(point.folder, point.resources.world_size, _said(point), code)

@@ -87,7 +87,9 @@ def _told_to_stop(point: Point) -> tuple[str, str] | None:
         return f"stopped by {saved.get('signal')}, saved at step {saved.get('step')}", states.PREEMPTED
     early = first_failure(point.folder / "logs", point.resources.world_size)
     if early is not None and early.exit_code == PREEMPTED_CODE:  # there was nothing to save yet
-        return early.message, states.PREEMPTED
+        in_time = f"stopped by {_BEFORE_THE_LIMIT}" not in early.message
+        reason = early.message.replace(f"stopped by {_BEFORE_THE_LIMIT}", "it reached its time limit")
+        return reason, states.PREEMPTED if in_time else states.TIMEOUT
     return None
 
 
