@@ -53,25 +53,25 @@ def quoted(override: str) -> str:
 
     >>> print(quoted("resume=runs/epoch=3.ckpt"))
     'resume="runs/epoch=3.ckpt"'
-    >>> print(quoted("tags=[a<b,c d]"))
-    'tags=["a<b","c d"]'
     """
     key, _, value = override.partition("=")
-    if re.fullmatch(r"\[[^\[\]{}\"']+\]", value):
-        return f"'{key}=[" + ",".join(f'"{each.strip()}"' for each in value[1:-1].split(",")) + "]'"
     inner = value.replace('"', '\\"').replace("'", "'\\''")
     return f"'{key}=\"{inner}\"'"
 
 
 def unreadable(override: str) -> ConfigError:
-    """The refusal of a value that Hydra's grammar does not take; each value of a sweep is quoted by itself.
+    """The refusal of a value that Hydra's grammar does not take; each value of a list or a sweep is quoted by itself.
 
     >>> print(unreadable("model=llama_tiny,mödel"))
     model is llama_tiny,mödel: Hydra cannot read this value. Quote it: 'model=llama_tiny,"mödel"'.
+    >>> print(unreadable("tags=[a<b,c d]"))
+    tags is [a<b,c d]: Hydra cannot read this value. Quote it: 'tags=["a<b","c d"]'.
     """
     key, _, value = override.partition("=")
     advice, parts = quoted(override), value.split(",")
-    if len(parts) > 1 and not re.search(r"[\[\](){}\"']", value):
+    if re.fullmatch(r"\[[^\[\]{}\"']+\]", value):
+        advice = f"'{key}=[" + ",".join(f'"{each.strip()}"' for each in value[1:-1].split(",")) + "]'"
+    elif len(parts) > 1 and not re.search(r"[\[\](){}\"']", value):
         plain = re.compile(r"[\w./:+-]+", re.ASCII)
         each = ",".join(part if plain.fullmatch(part) else f'"{part}"' for part in parts)
         is_group = key.lstrip("+") in GROUPS or "/" in key
