@@ -162,8 +162,12 @@ def _serve(connection: Connection) -> None:
             if dist.is_initialized():
                 dist.destroy_process_group()
         _let_go()
-        if answer[0] and (left := _left_behind()):
-            answer = (False, left)
+        if answer[0] and _left_behind():  # perhaps in a cycle through what has been frozen
+            gc.unfreeze()
+            looked_over = 0
+            _let_go()
+            if left := _left_behind():
+                answer = (False, left)
         try:
             data = _packed(answer)
         except Exception:
