@@ -146,6 +146,7 @@ def test_a_point_that_diverged_has_ended_and_is_the_last(tmp_path: Path):
         book = Book(folder, points, (), {})
         assert [row["point"] for row in result_rows(book)] == ["fine", "no speed", "diverged"]
         assert not re.search(r"\b(NaN|-?Infinity)\b", json_of(result_rows(book))), "no reader of JSON knows it"
+        assert [row["reason"] for row in result_rows(book) if row["point"] == "diverged"] == ["the loss is not finite"]
         assert f"diverged ok 2 {other}" in " ".join(re.sub(r"<[^>]*>", " ", report(book)).split())
 
 

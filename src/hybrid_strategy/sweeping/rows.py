@@ -47,13 +47,16 @@ def row_of(point: Point) -> Row:
     ended = word in states.ENDED
     speed = _number(result.get("tokens_per_second") if ended else None, status.get("tokens_per_second"))
     speed = speed if speed is not None and isfinite(speed) else None
+    loss = _number(result.get("last_validation_loss"), status.get("loss"))
+    if not note and loss is not None and not isfinite(loss):
+        note = "the loss is not finite"
     return Row(
         name=point.name,
         state=word,
         note=note,
         step=_whole(result.get("steps") if word == states.OK else status.get("step")),
         total_steps=_whole(status.get("total_steps")),
-        loss=_number(result.get("last_validation_loss"), status.get("loss")),
+        loss=loss,
         tokens_per_second=speed,
         forecast_difference=difference(point, speed),
         peak_memory_bytes=_number(result.get("peak_memory_bytes"), status.get("peak_memory_bytes")),
