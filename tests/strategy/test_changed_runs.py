@@ -255,22 +255,25 @@ def test_training_goes_on_with_trained_weights_where_the_average_is_left_out(tmp
     assert "NOT restored  weight average: the saved run had none" in other
 
 
-def _with_parts_of_its_own(folder: str) -> tuple[int, str, str]:
+def _with_parts_of_its_own(folder: str) -> tuple[int, str, str, str]:
     module, data = Toy(), Rows()
     module.net.append(Counting())
     path = os.path.join(folder, "saved")
     _fit(module, 4, data=data)[0].save_checkpoint(path)
     again = Toy()
     again.net.append(Counting())
-    said = _fit(again, 6, path, callbacks=[EarlyStopping("loss", strict=False)])[1]
-    return again.net[-1].calls, said, _fit(Toy(schedule=lambda each: StepLR(each, 2)), 6, path)[1]
+    trainer, said = _fit(again, 6, path, callbacks=[EarlyStopping("loss", strict=False)])
+    trainer.save_checkpoint(path)
+    patient = _fit(again, 6, path, callbacks=[EarlyStopping("loss", strict=False, patience=9)])[1]
+    return again.net[-1].calls, said, patient, _fit(Toy(schedule=lambda each: StepLR(each, 2)), 6, path)[1]
 
 
 def test_parts_of_the_state_come_back_or_are_named(tmp_path: Path) -> None:
-    calls, said, scheduled = run_ranks(_with_parts_of_its_own, 1, str(tmp_path), process_group=False)[0]
+    calls, said, patient, scheduled = run_ranks(_with_parts_of_its_own, 1, str(tmp_path), process_group=False)[0]
     assert calls == 6
     assert "NOT restored  Rows: nothing in this run takes it back" in said
     assert "NOT restored  callback EarlyStopping{'monitor': 'loss', 'mode': 'min'}: the saved run had none" in said
+    assert "settings in place of this run's: patience of EarlyStopping 3 for 9" in patient
     assert "NOT restored  learning-rate schedules: the checkpoint has 0, this run has 1" in scheduled
 
 
@@ -278,19 +281,26 @@ def _warmed_up(steps: int, whole: int) -> Callable[[Optimizer], Any]:
     return lambda each: SequentialLR(each, [LinearLR(each, 0.1, total_iters=2), CosineAnnealingLR(each, whole)], [steps])
 
 
-def _with_another_schedule(folder: str) -> tuple[str, str, str]:
+def _with_another_schedule(folder: str) -> tuple[str, str, str, str, str]:
     path = _saved(folder, Toy(schedule=lambda each: StepLR(each, 2)))
     longer = _fit(Toy(schedule=lambda each: StepLR(each, 3)), 6, path)[1]
     other = _fit(Toy(schedule=lambda each: CosineAnnealingLR(each, 8)), 6, path)[1]
     joined = _saved(os.path.join(folder, "joined"), Toy(schedule=_warmed_up(2, 20)))
-    return longer, other, _fit(Toy(schedule=_warmed_up(3, 30)), 6, joined)[1]
+    inner = _fit(Toy(schedule=_warmed_up(3, 30)), 6, joined)[1]
+    exchanged = _fit(Toy(schedule=lambda each: SequentialLR(each, [LinearLR(each), StepLR(each, 3)], [2])), 6, joined)[1]
+    with pytest.raises(CheckpointError) as caught:
+        _fit(Toy(schedule=_warmed_up(2, 20)), 6, path)
+    return longer, other, inner, exchanged, str(caught.value)
 
 
 def test_another_schedule_is_told(tmp_path: Path) -> None:
-    longer, other, inner = run_ranks(_with_another_schedule, 1, str(tmp_path), process_group=False)[0]
+    longer, other, inner, exchanged, refused = run_ranks(_with_another_schedule, 1, str(tmp_path), process_group=False)[0]
     assert "settings in place of this run's: T_max 20 for 30; milestones [2] for [3]" in inner
     assert "settings in place of this run's: step_size 2 for 3" in longer
     assert "NOT restored  learning-rate schedule: it was StepLR; CosineAnnealingLR takes over" in other
+    assert "it was SequentialLR(LinearLR, CosineAnnealingLR); SequentialLR(LinearLR, StepLR) takes over" in exchanged
+    assert "NOT restored  learning-rate schedule" not in inner
+    assert refused.startswith("learning-rate schedule is 'SequentialLR': the checkpoint's is not made of these schedules")
 
 
 def _to_a_store(folder: str) -> str:

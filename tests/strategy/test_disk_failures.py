@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.demos.boring_classes import BoringModel
 
+from hybrid_strategy import HybridParallelStrategy
 from hybrid_strategy.checkpoint import folder as folders
 from hybrid_strategy.checkpoint import saving
 from hybrid_strategy.checkpoint.content import CheckpointContent
@@ -91,6 +98,29 @@ def test_a_read_only_folder(asynchronous: bool, small_disk: Path) -> None:
     assert "Read-only file system" in first["error"]
     warned, _ = run_ranks(ended, 2, replace(case, strategy={**strategy, "checkpoint_error": "warn"}), True, process_group=False)
     assert warned["steps"] == [2, 3, 4]
+
+
+class _SavesAndFails(Callback):
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        trainer.save_checkpoint(os.path.join(trainer.default_root_dir, "saved"))
+        raise ValueError("made to fail")
+
+
+def _fails_while_saving(folder: str) -> tuple[str, list[str]]:
+    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    strategy = HybridParallelStrategy(asynchronous_checkpoint=True)
+    trainer = pl.Trainer(**quiet, devices=1, default_root_dir=folder, strategy=strategy, callbacks=[_SavesAndFails()])
+    with mock.patch.object(saving, "write_items", side_effect=OSError("no space")), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with pytest.raises(ValueError) as caught:
+            trainer.fit(BoringModel())
+    return str(caught.value), [str(each.message) for each in told if "no space" in str(each.message)]
+
+
+def test_an_error_of_the_run_is_not_hidden_by_one_of_its_last_save(tmp_path: Path) -> None:
+    error, told = run_ranks(_fails_while_saving, 1, str(tmp_path), process_group=False)[0]
+    assert error == "made to fail"
+    assert "could not write it. OSError: no space" in told[0]
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

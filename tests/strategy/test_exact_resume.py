@@ -18,6 +18,7 @@ MOMENTS = {
     "batch_end_before_validation": ("batch_end", 0, 2),
     "within_validation": ("validation_batch_end", 0, 0),
     "validation_end": ("validation_end", 0, 2),
+    "last_batch_at_hand": ("at_hand", 0, 5),
     "last_batch_end": ("batch_end", 0, 5),
     "last_validation_end": ("validation_end", 0, 5),
     "epoch_end": ("epoch_end", 0, -1),
@@ -53,7 +54,7 @@ VARIANTS: dict[str, tuple[Resumed, tuple[str, ...]]] = {
     ),
     "accumulated_to_a_short_window": (
         replace(SINGLE, trainer={"accumulate_grad_batches": 4}),
-        ("batch_end", "batch_start", "last_batch_end", "last_validation_end", "second_epoch"),
+        ("batch_end", "batch_start", "last_batch_at_hand", "last_batch_end", "last_validation_end", "second_epoch"),
     ),
     "workers": (replace(SINGLE, num_workers=2, draws=True), ("batch_start", "batch_end", "last_validation_end", "epoch_end")),
     "counted_in_steps": (

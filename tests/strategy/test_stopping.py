@@ -112,9 +112,12 @@ def test_a_signal_to_every_process_of_a_step_leaves_the_workers_at_work(number: 
 
 @pytest.mark.parametrize("hook", ["batch_start", "validation"])
 def test_it_goes_on_where_it_stopped(hook: str, tmp_path: Path) -> None:
+    """Also before the last batch of an epoch, which has been fetched then."""
     case = replace(CASE, folder=str(tmp_path), batch_size=2, module={"dropout": 0.2})
     straight = run(case, 2)
-    run_ranks(stopped_here, 2, replace(case, callbacks=with_interrupter(signal.SIGTERM, 1, hook=hook)), process_group=False)
+    run_ranks(
+        stopped_here, 2, replace(case, callbacks=with_interrupter(signal.SIGTERM, 1, hook=hook, batch=4)), process_group=False
+    )
     again = run(replace(case, checkpoint=STOP_NAME), 2)
     for whole, rest in zip(straight, again, strict=True):
         assert rest["events"] == whole["events"][len(whole["events"]) - len(rest["events"]) :]

@@ -62,6 +62,12 @@ class DroppingLM(pl.LightningModule):
     def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         return F.cross_entropy(self.model(batch["input_ids"]).flatten(0, 1), batch["labels"].flatten())
 
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        for each in self.trainer.callbacks if self.trainer.training else ():
+            if isinstance(each, Diary):
+                each.on_batch_at_hand(self.trainer)
+        return batch
+
     def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
         loss = self.loss(batch)
         self.log("train_loss", loss)
@@ -111,6 +117,9 @@ class Diary(pl.Callback):
     def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._save(trainer, "epoch_start")
         self._wrote("epoch_start", trainer.current_epoch, ends_window=False)
+
+    def on_batch_at_hand(self, trainer: pl.Trainer) -> None:
+        self._save(trainer, "at_hand", trainer.fit_loop.epoch_loop.batch_idx + 1)
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, index: int) -> None:
         self._save(trainer, "batch_start", index)

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
-from torch.distributed.checkpoint.planner import WriteItem
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from hybrid_strategy.checkpoint.digests import Digest, DigestFile, write_file
@@ -105,6 +106,16 @@ class BlockReader(FileSystemReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         return read_index(Path(self.path))
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Raises:
+        CheckpointError: a block cannot be read, or holds something that is not data.
+        """
+        try:
+            return super().read_data(plan, planner)
+        except (OSError, EOFError, RuntimeError, pickle.UnpicklingError, ValueError) as error:
+            why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            raise CheckpointError(message("checkpoint", str(self.path), "its blocks cannot be read", why, "")) from error
 
 
 def read_index(folder: Path) -> Metadata:

@@ -61,7 +61,7 @@ def standing_of(trainer: pl.Trainer) -> Standing:
     batch, epoch = loop.batch_progress.current, fit.epoch_progress.current
     done, total = batch.processed, loop.batch_progress.total.processed
     inside_batch = batch.ready > batch.processed
-    is_read = not inside_batch and done > 0 and loop._num_ready_batches_reached()
+    is_read = not inside_batch and not _is_at_hand(fit, batch.ready) and done > 0 and loop._num_ready_batches_reached()
     in_epoch = epoch.processed < epoch.started
     stopped_early = epoch.processed == epoch.started and done > 0 and not is_read
     stepped = loop._batches_that_stepped
@@ -77,6 +77,13 @@ def standing_of(trainer: pl.Trainer) -> Standing:
     if window < done:
         moment, total = BETWEEN, total - (done - window)
     return Standing(at, window, total, moment if window else EPOCH, is_read, stepped, False, rewound)
+
+
+def _is_at_hand(fit: Any, begun: int) -> bool:
+    """A batch has been fetched that does not count as begun: where it is the last one, Lightning has marked the epoch already."""
+    fetcher = fit._data_fetcher
+    read_ahead = len(getattr(fetcher, "batches", ()))
+    return fetcher is not None and fetcher.fetched - read_ahead > begun
 
 
 def _moment(trainer: pl.Trainer, fit: Any) -> str:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
 from hybrid_strategy.checkpoint.certificate import Certificate
 from hybrid_strategy.checkpoint.content import SmallState
+from hybrid_strategy.checkpoint.encoding import plain, same
 from hybrid_strategy.spec.layout import Layout
+from hybrid_strategy.strategy.optimizer_states import inner_schedules
 from hybrid_strategy.strategy.random_state import coordinate_key
 
 Lines = Iterable[tuple[str, str]]
@@ -34,8 +38,13 @@ SCHEDULES = "schedules"
 
 
 def schedule_classes(trainer: pl.Trainer) -> list[str]:
-    """The classes of the learning-rate schedules, in order."""
-    return [type(each.scheduler).__qualname__ for each in trainer.lr_scheduler_configs]
+    """The classes of the learning-rate schedules, in order, each with those that it is made of."""
+    return [_class_of(each.scheduler) for each in trainer.lr_scheduler_configs]
+
+
+def _class_of(scheduler: Any) -> str:
+    within = ", ".join(map(_class_of, inner_schedules(scheduler)))
+    return f"{type(scheduler).__qualname__}({within})" if within else type(scheduler).__qualname__
 
 
 def wandb_id(trainer: pl.Trainer) -> str | None:
@@ -77,7 +86,7 @@ def _schedulers(certificate: Certificate, small: SmallState, trainer: pl.Trainer
         return certificate.with_not_restored("learning-rate schedules", f"the checkpoint has {saved}, this run has {here}")
     classes: Any = small.meta.get(SCHEDULES) or []
     for there, now in zip(classes, schedule_classes(trainer), strict=False):
-        if there != now:
+        if there not in (now, now.partition("(")[0]):  # older checkpoints do not tell what it is made of
             why = f"it was {there}; {now} takes over its count of steps and its rates and goes on from there by its own rule"
             certificate = certificate.with_not_restored("learning-rate schedule", why)
     return certificate.with_restored("learning-rate schedules", str(saved)) if saved else certificate
@@ -103,6 +112,23 @@ def _callbacks(certificate: Certificate, small: SmallState, trainer: pl.Trainer)
             certificate = certificate.with_not_restored(f"callback {each.state_key}", "the saved run had none; it begins anew")
     found = [key.partition("{")[0] for key in saved if key in here]
     return certificate.with_restored("callbacks", ", ".join(found)) if found else certificate
+
+
+def overruled_callbacks(trainer: pl.Trainer, saved: Mapping[str, Any]) -> list[str]:
+    """Arguments of this run's callbacks where the saved ones go on instead (`patience`).
+
+    Lightning's checkpoint callbacks keep their own, and say where their folder has changed.
+    """
+    if trainer.state.fn != TrainerFn.FITTING:
+        return []
+    found = []
+    for each in trainer.callbacks:  # type: ignore[attr-defined]
+        state, arguments = saved.get(each.state_key, {}), inspect.signature(type(each).__init__).parameters
+        if state and not isinstance(each, Checkpoint):
+            here, _ = plain({key: value for key, value in each.state_dict().items() if key in arguments and key in state})
+            changed = [key for key in here if not same(here[key], state[key])]
+            found += [f"{key} of {type(each).__name__} {state[key]} for {here[key]}" for key in changed]
+    return found
 
 
 def _data_module(certificate: Certificate, small: SmallState, trainer: pl.Trainer) -> Certificate:

@@ -10,6 +10,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
 from hybrid_strategy.checkpoint.folder import refuse_url
@@ -203,11 +204,17 @@ class CheckpointHooks(WorldStrategy):
         """Completes what is being written; nothing more is saved before the next run is set up. Collective.
 
         Raises:
-            CheckpointError: on every rank: it could not be written (`checkpoint_error="raise"`).
+            CheckpointError: on every rank: it could not be written (`checkpoint_error="raise"`). Where an exception ends the run
+                anyway that is a warning.
         """
         if self._writer is not None:
             writer, self._writer = self._writer, None
-            writer.close()
+            try:
+                writer.close()
+            except CheckpointError as error:
+                if self._user_module().trainer.state.status != TrainerStatus.INTERRUPTED:
+                    raise
+                rank_zero_warn(str(error))  # what has ended the run is what must be seen, and what its exit code comes from
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
         self.writer.remove(Path(filepath).expanduser())

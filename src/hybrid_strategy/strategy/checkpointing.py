@@ -27,7 +27,7 @@ from hybrid_strategy.parallel.parameters import Slot
 from hybrid_strategy.parallelize import Parallelized
 from hybrid_strategy.planning.layouts import find_schedule
 from hybrid_strategy.strategy._lightning_loops import Standing, counters_for, logged_values, standing_of
-from hybrid_strategy.strategy.account import SCHEDULES, WANDB_ID, account_of, schedule_classes, wandb_id
+from hybrid_strategy.strategy.account import SCHEDULES, WANDB_ID, account_of, overruled_callbacks, schedule_classes, wandb_id
 from hybrid_strategy.strategy.averages import ShardedAverage
 from hybrid_strategy.strategy.data_position import Position, positions_of
 from hybrid_strategy.strategy.initial_weights import Receiver, describe_model, fill_weights
@@ -259,13 +259,12 @@ class StateKeeper:
         changed = self._shared(of_another_class(self.optimizers, named, small.replicated))
         if self.module.strict_loading:
             refuse_another_class(str(path), changed)
-        overruled = self._shared(
-            overruled_settings(self.optimizers, named, small.replicated)
-            + overruled_schedules(schedulers, small.state.get("lr_schedulers", ()))
-        )
+        overruled = overruled_settings(self.optimizers, named, small.replicated)
+        overruled += overruled_schedules(schedulers, small.state.get("lr_schedulers", ()))
+        overruled = self._shared(overruled + overruled_callbacks(self.module.trainer, small.state.get("callbacks", {})))
         gaps = restore_values(self.optimizers, named, small.replicated)
-        new = new_parameters(self.optimizers, named, small.replicated)
-        gaps += [(f"optimizer state of {name}", "no optimizer of the saved run had this parameter") for name in new]
+        for name in new_parameters(self.optimizers, named, small.replicated):
+            gaps.append((f"optimizer state of {name}", "no optimizer of the saved run had this parameter"))
         restore_empty_groups(self.optimizers, named, small.state.get(RUN_STATE, {}).get("groups", ()))
         added = {key.partition(".")[2]: value for key, value in small.replicated.items() if section(key) == ADDED}
         gaps += (

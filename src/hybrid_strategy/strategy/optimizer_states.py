@@ -292,8 +292,13 @@ def overruled_schedules(schedulers: Sequence[Any], saved: Sequence[Mapping[str, 
         here, _ = plain({name: getattr(scheduler, key) for name, key in keys.items()})
         changed = sorted(name for name in here if not same(here[name], state[keys[name]]))
         found += [f"{name} {state[keys[name]]} for {here[name]}" for name in changed]
-        found += overruled_schedules(getattr(scheduler, _INNER, ()), state.get(_INNER, ()))
+        found += overruled_schedules(inner_schedules(scheduler), state.get(_INNER, ()))
     return found
+
+
+def inner_schedules(scheduler: Any) -> list[Any]:
+    """The schedules that one is made of (`SequentialLR`)."""
+    return list(getattr(scheduler, _INNER, ()))
 
 
 def new_parameters(optimizers: Sequence[Optimizer], named: Named, values: Mapping[str, Any]) -> list[str]:
@@ -305,13 +310,20 @@ def fit_to_groups(state: Mapping[str, Any], scheduler: Any) -> dict[str, Any]:
     """The state of a learning-rate scheduler with rank 0's numbers for each of its groups replaced by those of this rank's.
 
     Ranks of a pipeline hold other groups, in number and order; `initial_lr` and `lr` came back with the groups, by name.
+
+    Raises:
+        CheckpointError: it is made of schedules for which there are no states.
     """
     groups, fitted = scheduler.optimizer.param_groups, dict(state)
+    parts, saved = inner_schedules(scheduler), fitted.pop(_INNER, [])
+    if parts:
+        _refuse_other_parts(scheduler, len(parts), len(saved))
+        fitted[_INNER] = [fit_to_groups(*pair) for pair in zip(saved, parts, strict=False)]
     for key, value in state.items():
         own = getattr(scheduler, key, None)
-        if key == _INNER and isinstance(own, list) and len(own) == len(value):
-            fitted[key] = [fit_to_groups(*pair) for pair in zip(value, own, strict=True)]
-        elif key in ("base_lrs", "_last_lr"):
+        if key == _INNER:
+            continue
+        if key in ("base_lrs", "_last_lr"):
             setting = "initial_lr" if key == "base_lrs" else "lr"
             fitted[key] = [group.get(setting, group["lr"]) for group in groups]
         elif isinstance(value, list) and isinstance(own, list) and len(own) != len(value):
@@ -319,6 +331,15 @@ def fit_to_groups(state: Mapping[str, Any], scheduler: Any) -> dict[str, Any]:
         elif isinstance(own, Counter):  # MultiStepLR: it was saved as a plain dict
             fitted[key] = Counter(value)
     return fitted
+
+
+def _refuse_other_parts(scheduler: Any, here: int, there: int) -> None:
+    """Further schedules may follow those of the checkpoint; fewer than it has, or none of it, torch cannot take back."""
+    if not 0 < there <= here:
+        numbers = f"It has states of {there} such schedules, {here} are here"
+        advice = "Use the schedule of the saved run, or set initial_weights to begin with the weights alone"
+        rule = "the checkpoint's is not made of these schedules"
+        raise CheckpointError(message("learning-rate schedule", type(scheduler).__qualname__, rule, numbers, advice))
 
 
 def _members(optimizers: Sequence[Optimizer], named: Named) -> Iterator[_Member]:
