@@ -50,7 +50,6 @@ def test_offline_without_a_key_one_run_with_the_nested_configuration(tmp_path: P
     assert [str(path) for path in (tmp_path / "wandb").glob("offline-run-*")] == [where["dir"]]
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize(("written", "after"), [(False, 0), (True, 2)])
 def test_a_signal_that_ends_wandbs_helper_loses_no_row(tmp_path, monkeypatch: pytest.MonkeyPatch, written: bool, after: int):
     """Slurm signals every process of a step, and the rank trains on to the end of its step."""
@@ -59,6 +58,7 @@ def test_a_signal_that_ends_wandbs_helper_loses_no_row(tmp_path, monkeypatch: py
     _use(logger)
     time.sleep(0.5 if written else 0.0)
     helpers = subprocess.run(["pgrep", "-P", str(os.getpid()), "wandb-core"], capture_output=True, text=True, check=True).stdout
+    started = [each for each in gc.get_objects() if type(each) is subprocess.Popen and str(each.pid) in helpers.split()]
     monkeypatch.setattr(REQUEST, "signal_number", signal.SIGTERM)
     for helper in helpers.split():
         os.kill(int(helper), signal.SIGTERM)
@@ -73,7 +73,8 @@ def test_a_signal_that_ends_wandbs_helper_loses_no_row(tmp_path, monkeypatch: py
     steps = [row["trainer/global_step"] for row in rows if "loss" in row]
     assert steps == list(range(1 + after))
     assert config(parts[-1])["list"] == [1, 2]
-    gc.collect()  # nobody has waited for the helper that was ended
+    for each in started:  # nobody else waits for the helper that was ended
+        each.wait(10)
 
 
 def test_tables_summary_and_environment_without_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
