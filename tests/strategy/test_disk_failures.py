@@ -125,15 +125,15 @@ def test_an_error_of_the_run_is_not_hidden_by_one_of_its_last_save(tmp_path: Pat
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.filterwarnings("ignore:.*goes on without this checkpoint", "ignore:.*could not be removed. NotADirectoryError")
-def test_what_a_failed_save_would_have_replaced_goes_with_the_next_that_is_complete(asynchronous: bool, tmp_path: Path) -> None:
+def test_what_a_failed_save_would_have_replaced_goes_with_what_replaces_that(asynchronous: bool, tmp_path: Path) -> None:
     """Lightning speaks of it once; if it stayed, a disk with room for two checkpoints would never hold a new one again."""
     writer, content = CheckpointWriter(asynchronous, "wait", "warn", is_first=True), {"model.w": Piece.whole("w", torch.ones(3))}
     (tmp_path / "2").write_text("a file, in whose folder nothing can be written")
-    for place, replaced in (("1", None), ("2/within", "1"), ("3", "2/within"), ("4", "3")):
+    for place, replaced in (("1", None), ("2/within", "1"), ("other", None), ("3", "2/within"), ("4", "3")):
         writer.save(tmp_path / place, CheckpointContent(dict(content)), SaveOptions())
         if replaced:
             writer.remove(tmp_path / replaced)
         writer.finish()
-        assert (tmp_path / "1").is_dir() == (place in ("1", "2/within"))
+        assert (tmp_path / "1").is_dir() == (place in ("1", "2/within", "other"))
     writer.close()
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["2", "4", "last"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["2", "4", "last", "other"]

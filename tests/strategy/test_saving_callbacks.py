@@ -187,7 +187,7 @@ def test_a_save_that_comes_too_early(busy: str, tmp_path: Path) -> None:
     newest = search(tmp_path).path
     assert newest is not None
     assert read_meta(newest)["global_step"] == 5  # at the end the last save is finished, and the end itself is saved
-    assert left == ({"step=5.ckpt"} if busy == "wait" else {STOP_NAME})
+    assert left == ({"step=5.ckpt"} if busy == "wait" else {"step=1.ckpt", STOP_NAME}), "the only one written is not replaced"
 
 
 class FakeSlurm(SLURMEnvironment):

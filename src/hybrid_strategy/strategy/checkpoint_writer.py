@@ -16,8 +16,9 @@ from hybrid_strategy.errors import CheckpointError, message
 class CheckpointWriter:
     """One rank's part in writing. All methods but `remove` and `failed` are collective.
 
-    What a newer checkpoint replaces is removed when the newer one is complete. Where that could not be written it stays until a
-    later one is: else it would stay for ever, as Lightning speaks of it once, and a disk with room for two would be full.
+    What a newer checkpoint replaces is removed when the newer one is complete. Where that could not be written it stays until the
+    missing one is replaced in turn: what another callback saves is no reason to lose it, and if it stayed for ever, as Lightning
+    speaks of it once, a disk with room for two would be full.
 
     Args:
         asynchronous: copy the state to host memory and write it while training goes on.
@@ -30,7 +31,8 @@ class CheckpointWriter:
         self._asynchronous, self._when_busy, self._on_error, self._is_first = asynchronous, when_busy, on_error, is_first
         self._saver: AsyncSaver | None = None
         self._surplus: list[Path] = []
-        self._skipped = False
+        self._held: dict[Path, list[Path]] = {}
+        self._absent: Path | None = None
         self._path: Path | None = None
         self.error: CheckpointError | None = None
         """What the newest save failed with, where it did."""
@@ -59,7 +61,7 @@ class CheckpointWriter:
             CheckpointError: on every rank: this one or, in the background, the last one failed (`on_error="raise"`).
         """
         if self._when_busy == "skip" and self._saver is not None and self._saver.busy_anywhere(path):
-            self._skipped = True  # what it would have replaced stays until a later one is complete
+            self._absent = path
             rank_zero_info(f"{path} is not saved: the checkpoint before it is still being written")
             return False
         self.finish()
@@ -70,10 +72,12 @@ class CheckpointWriter:
             else:
                 save_checkpoint(path, content, options)
         except CheckpointError as error:
-            self._deal_with(error)
+            self._deal_with(error, path)
             return False
-        self.error, self._skipped, self._path = None, False, path
-        self._surplus = [each for each in self._surplus if each != path]
+        self.error, self._absent, self._path = None, None, path
+        self._surplus += self._held.pop(path, ())
+        for waiting in (self._surplus, *self._held.values()):
+            waiting[:] = [each for each in waiting if each != path]
         return True
 
     def finish(self) -> None:
@@ -86,7 +90,7 @@ class CheckpointWriter:
             try:
                 self._saver.wait()
             except CheckpointError as error:
-                self._deal_with(error)
+                self._deal_with(error, self._path)
         self.tidy()
 
     def close(self) -> None:
@@ -105,19 +109,24 @@ class CheckpointWriter:
     def remove(self, path: Path) -> None:
         """Removes a checkpoint once what replaces it is complete. Not collective; only the first rank does something."""
         if self._is_first:
-            self._surplus.append(path)
+            waiting = self._surplus if self._absent is None else self._held.setdefault(self._absent, [])
+            waiting += [path, *self._held.pop(path, ())]
             self.tidy()
 
     def tidy(self) -> None:
         """Removes what has been replaced by now. Not collective."""
-        if self._skipped or self.error is not None or (self._saver is not None and (self._saver.busy or self._saver.failed)):
+        if self._saver is not None and (self._saver.busy or self._saver.failed):
             return
         for path in self._surplus:
             _remove(path)
         self._surplus.clear()
 
-    def _deal_with(self, error: CheckpointError) -> None:
+    def _deal_with(self, error: CheckpointError, path: Path | None) -> None:
         self.error = error
+        if path is not None:
+            self._absent = path
+            self._held.setdefault(path, []).extend(self._surplus)
+            self._surplus.clear()
         if self._on_error == "raise":
             raise error
         rank_zero_warn(f"{error} The run goes on without this checkpoint.")
