@@ -81,13 +81,15 @@ def _steps(certificate: Certificate, small: SmallState, trainer: pl.Trainer) -> 
 
 
 def _schedulers(certificate: Certificate, small: SmallState, trainer: pl.Trainer) -> Certificate:
-    saved, here = len(small.state.get("lr_schedulers", ())), len(trainer.lr_scheduler_configs)
+    states: Any = small.state.get("lr_schedulers", ())
+    saved, here = len(states), len(trainer.lr_scheduler_configs)
     if saved != here:
         return certificate.with_not_restored("learning-rate schedules", f"the checkpoint has {saved}, this run has {here}")
     classes: Any = small.meta.get(SCHEDULES) or []
-    for there, now in zip(classes, schedule_classes(trainer), strict=False):
+    for there, now, state in zip(classes, schedule_classes(trainer), states, strict=False):
         if there not in (now, now.partition("(")[0]):  # older checkpoints do not tell what it is made of
-            why = f"it was {there}; {now} takes over its count of steps and its rates and goes on from there by its own rule"
+            taken = "its count of steps and its rates" if "last_epoch" in state else "its rates, which have no count of steps,"
+            why = f"it was {there}; {now} takes over {taken} and goes on from there by its own rule"
             certificate = certificate.with_not_restored("learning-rate schedule", why)
     return certificate.with_restored("learning-rate schedules", str(saved)) if saved else certificate
 
