@@ -19,10 +19,13 @@ from hybrid_strategy.registry import parts
 
 LAUNCHERS = sorted(parts("launch.launchers"))
 _COMMAND = """
-import sys
+import subprocess, sys, time
 from pathlib import Path
 from hybrid_strategy.launch.job import Job
 from hybrid_strategy.registry import find
+if "slowly" in sys.argv:  # each rank takes a second to be started
+    start = subprocess.Popen.__init__
+    subprocess.Popen.__init__ = lambda self, *args, **more: (start(self, *args, **more), time.sleep(1.0))[0]
 try:
     job = Job(sys.argv[2], Path(sys.argv[3]), 2, stops_itself="stops" in sys.argv)
     find("launch.launchers", sys.argv[1], "launcher").run(job)
@@ -122,10 +125,10 @@ class TestLauncher:
         assert _wait_until_gone(pids, 1) == []
         assert time.monotonic() - started < 5
 
-    @pytest.mark.parametrize("seconds", [0.2, 1.0])
-    def test_ctrl_c_while_ranks_are_starting_ends_them_in_one_line(self, name, seconds, tmp_path):
-        """From the moment they exist: a signal that comes before there is a handler waits for it."""
-        command = [sys.executable, "-c", _COMMAND, name, "tests.launch.slow:train", str(tmp_path), "stops"]
+    @pytest.mark.parametrize(("seconds", "how"), [(0.2, "slowly"), (0.2, "fast"), (1.0, "fast")])
+    def test_ctrl_c_while_ranks_are_starting_ends_them_in_one_line(self, name, seconds, how, tmp_path):
+        """From the moment the first exists: a signal that comes before a rank has a handler, or before it exists, waits for it."""
+        command = [sys.executable, "-c", _COMMAND, name, "tests.launch.slow:train", str(tmp_path), "stops", how]
         parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         deadline = time.monotonic() + 30
         while not _ranks_of(parent.pid) and time.monotonic() < deadline:

@@ -16,6 +16,9 @@ from torch.distributed.elastic.multiprocessing.api import SignalException, Subpr
 
 from hybrid_strategy.checkpoint.stop_request import INSISTENCE, signals_to_hear
 
+_TORCH_HANDLES = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+_TORCH_HANDLES_BY_DEFAULT = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+
 LEAVE_SECONDS = 60
 """How long the other ranks may take to leave after the first of them has left on request."""
 
@@ -48,16 +51,23 @@ class Agent(LocalElasticAgent):
     stop_signal = 0
     first_exit_codes: dict[int, int] | None = None
     _interrupts = 0
+    _started = False
+    _early: tuple[int, ...] = ()  # signals that came while ranks were being started
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         heard = signals_to_hear() if self.passes_signals_on else []
+        # torch would put handlers of its own in place of ours, for which no rank is told anything
+        os.environ[_TORCH_HANDLES] = ",".join(name for name in _TORCH_HANDLES_BY_DEFAULT if getattr(signal, name) not in heard)
+        for number in heard:  # blocked below, in this thread only: others, of torch, still receive them for the process
+            signal.signal(number, self._pass_on)
         signal.pthread_sigmask(signal.SIG_BLOCK, heard)  # inherited: a rank hears them when it has something to hear them with
         try:
             pids: dict[int, Any] = super()._start_workers(worker_group)
-            for number in heard:
-                signal.signal(number, self._pass_on)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, heard)
+        self._started = True
+        for number in self._early:
+            self._send(number)
         context = self._pcontext
         if isinstance(context, SubprocessContext):
             close, failures = context.close, context._failures
@@ -79,6 +89,12 @@ class Agent(LocalElasticAgent):
         self._interrupts += number == signal.SIGINT
         if self._interrupts >= INSISTENCE:
             raise SignalException("stopped at once", signal.Signals(number))
+        if self._started:
+            self._send(number)
+        else:
+            self._early += (number,)
+
+    def _send(self, number: int) -> None:
         for pid in self._pcontext.pids().values() if self._pcontext is not None else ():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
