@@ -127,7 +127,7 @@ class TestLauncher:
 
     @pytest.mark.parametrize(("seconds", "how"), [(0.2, "slowly"), (0.2, "fast"), (1.0, "fast")])
     def test_ctrl_c_while_ranks_are_starting_ends_them_in_one_line(self, name, seconds, how, tmp_path):
-        """From the moment the first exists: a signal that comes before a rank has a handler, or before it exists, waits for it."""
+        """From the moment the first exists: a signal waits for ranks that have no handler yet, or do not exist."""
         command = [sys.executable, "-c", _COMMAND, name, "tests.launch.slow:train", str(tmp_path), "stops", how]
         parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         deadline = time.monotonic() + 30

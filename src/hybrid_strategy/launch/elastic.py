@@ -66,8 +66,8 @@ class Agent(LocalElasticAgent):
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, heard)
         self._started = True
-        for number in self._early:
-            self._send(number)
+        for early in self._early:
+            self._send(early)
         context = self._pcontext
         if isinstance(context, SubprocessContext):
             close, failures = context.close, context._failures
