@@ -10,6 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 ARGS ?=
+unexport PYTHONDONTWRITEBYTECODE # set in many containers: each process would compile torch and Lightning anew, for 7 s
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() + 1))')
 
 help: ## what can be made
