@@ -1,10 +1,9 @@
-"""The command line without a run: answers, refusals, exit codes, and how long they take."""
+"""The command line without a run: answers, refusals, exit codes, without the packages that take seconds to import."""
 
 from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -16,15 +15,19 @@ from hybrid_strategy.cli.main import COMMANDS, EXIT_CODES, main
 from hybrid_strategy.cli.train import resume_command
 from hybrid_strategy.config.compose import Source
 
+_AT_ONCE = """
+import sys
+from hybrid_strategy.cli.main import main
+code = main(sys.argv[1:])
+slow = {"torch", "lightning", "wandb", "numpy", "transformers"} & set(sys.modules)
+sys.exit(f"imported: {slow}" if slow else code)
+"""
+
 
 def _hybrid(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "hybrid_strategy.cli.main", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
-
-
-def _cpu_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    """What the command says; its exit code is 1 if it imported what takes long (`benchmarks/start_up.py` has the seconds)."""
+    command = [sys.executable, "-c", _AT_ONCE, *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
 
 
 @pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",)])
@@ -79,9 +82,7 @@ def test_an_unknown_flag_is_a_usage_error(capsys):
     ],
 )
 def test_a_wrong_configuration_is_refused_at_once_and_leaves_nothing(overrides: list[str], key: str, tmp_path: Path):
-    before = _cpu_seconds()
     found = _hybrid(tmp_path, "train", *overrides)
-    assert _cpu_seconds() - before < 3
     assert found.returncode == 2
     assert found.stderr.startswith(key)
     assert len(found.stderr.strip().splitlines()) == 1
@@ -91,9 +92,7 @@ def test_a_wrong_configuration_is_refused_at_once_and_leaves_nothing(overrides: 
 
 
 def test_the_configuration_is_shown_at_once(tmp_path: Path):
-    before = _cpu_seconds()
     found = _hybrid(tmp_path, "train", "--cfg", "job", "strategy=tp2_pp2")
-    assert _cpu_seconds() - before < 2
     assert found.returncode == 0
     assert "tensor_parallel_size: 2" in found.stdout
     assert list(tmp_path.iterdir()) == []

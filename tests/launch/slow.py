@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-time.sleep(10)
+time.sleep(100)
 
 
 def train(run_dir: Path) -> None:

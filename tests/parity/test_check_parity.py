@@ -129,11 +129,12 @@ def test_what_cannot_be_sent_to_another_process_is_refused() -> None:
         ({"num_microbatches": 0}, "num_microbatches is 0"),
     ],
 )
-def test_a_layout_that_cannot_be_is_refused_before_any_process(strategy: dict[str, object], words: str) -> None:
-    started = time.monotonic()
+def test_a_layout_that_cannot_be_is_refused_before_any_process(
+    strategy: dict[str, object], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("subprocess.Popen._execute_child", None)
     with pytest.raises(ConfigError, match=words):
         hybrid_strategy.check_parity(OwnModule, OwnData, strategy, devices=4, options=OPTIONS)
-    assert time.monotonic() - started < 5
 
 
 def test_arguments_of_the_trainer_that_the_check_needs_itself_are_refused() -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -156,12 +157,13 @@ def test_an_upload_that_does_not_end_is_left_behind(tmp_path: Path, monkeypatch:
     leavers = []
     monkeypatch.setattr(wandb_run.atexit, "register", leavers.append)
     logger = WandbRunLogger(save_dir=str(tmp_path), finish_timeout=0.2)
-    finish = logger.experiment.finish
-    monkeypatch.setattr(logger.experiment, "finish", lambda: time.sleep(2))
+    finish, released = logger.experiment.finish, threading.Event()
+    monkeypatch.setattr(logger.experiment, "finish", lambda: released.wait(60))
     started = time.monotonic()
     with pytest.warns(UserWarning, match=r"still uploading after 0\.2 s.*wandb sync "):
         logger.finish()
-    assert time.monotonic() - started < 1.5
+    assert time.monotonic() - started < 30
+    released.set()
     assert leavers == [wandb_run._leave]
     finish()
 
