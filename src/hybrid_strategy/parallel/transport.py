@@ -17,7 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hybrid_strategy.distributed.groups import Groups
-from hybrid_strategy.parallel.trees import map_tensors, tensors_of
+from hybrid_strategy.parallel.stage_now import Crossing
+from hybrid_strategy.parallel.structures import Leaf, map_leaves, structure_of
+from hybrid_strategy.parallel.trees import tensors_of
 
 _HEADER_TAG = 1 << 28
 
@@ -30,15 +32,6 @@ class Message:
     destination: int
     tag: int
     key: Hashable
-
-
-@dataclass(frozen=True)
-class _Leaf:
-    """Stands for a tensor in a remembered structure."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    requires_grad: bool
 
 
 class _Incoming:
@@ -56,17 +49,24 @@ class Transport:
     def __init__(self, groups: Groups, device: torch.device) -> None:
         self.rank = groups.coordinate.pipeline_parallel
         self._groups, self._device = groups, device
-        self._sent_keys: set[Hashable] = set()
+        self._sent: dict[Hashable, Any] = {}
         self._structures: dict[Hashable, Any] = {}
         self._sends: list[tuple[dist.Work, Tensor]] = []
         self._posted: dict[tuple[int, int], _Incoming] = {}
 
     def send(self, message: Message, value: Any) -> None:
-        """Starts sending `value` (a nested value of tensors)."""
+        """Starts sending `value` (a nested value of tensors).
+
+        Of a stage that has failed zeros go out where the other end waits for what it was told of before.
+        """
+        if message.key not in self._sent:
+            self._sent[message.key] = structure_of(value)
+            self._send_structure(message, self._sent[message.key])
+        elif isinstance(value, Crossing) and value.failed:
+            value = map_leaves(
+                self._sent[message.key], lambda leaf: torch.zeros(leaf.shape, dtype=leaf.dtype, device=self._device)
+            )
         tensors = [tensor for _, tensor in tensors_of(value)]
-        if message.key not in self._sent_keys:
-            self._send_structure(message, value)
-            self._sent_keys.add(message.key)
         group = self._data_group(message)
         for index, tensor in enumerate(tensors):
             data = tensor.detach().contiguous()
@@ -77,7 +77,7 @@ class Transport:
 
     def forget(self) -> None:
         """Lets shapes, and which tensors want a gradient, travel again with the next message of each kind."""
-        self._sent_keys.clear()
+        self._sent.clear()
         self._structures.clear()
 
     def knows(self, message: Message) -> bool:
@@ -108,7 +108,7 @@ class Transport:
         incoming = _Incoming(self._structures[message.key])
         group = self._data_group(message)
 
-        def begin(leaf: _Leaf) -> None:
+        def begin(leaf: Leaf) -> None:
             buffer = torch.empty(leaf.shape, dtype=leaf.dtype, device=self._device)
             tag = message.tag * 64 + len(incoming.buffers)
             work = dist.irecv(buffer, group=group, group_src=message.source, tag=tag)
@@ -122,8 +122,7 @@ class Transport:
     def _data_group(self, message: Message) -> dist.ProcessGroup | None:
         return self._groups.upward if message.destination > message.source else self._groups.downward
 
-    def _send_structure(self, message: Message, value: Any) -> None:
-        structure = map_tensors(lambda _, t: _Leaf(tuple(t.shape), t.dtype, t.requires_grad and t.is_floating_point()), value)
+    def _send_structure(self, message: Message, structure: Any) -> None:
         payload = torch.frombuffer(bytearray(pickle.dumps(structure)), dtype=torch.uint8)
         length = torch.tensor([payload.numel()], dtype=torch.int64)
         for part, tensor in enumerate((length, payload)):
@@ -138,16 +137,3 @@ class Transport:
         payload = torch.empty(int(length.item()), dtype=torch.uint8)
         dist.recv(payload, group=self._groups.control, group_src=message.source, tag=_HEADER_TAG + message.tag * 2 + 1)
         return pickle.loads(payload.numpy().tobytes())
-
-
-def map_leaves(structure: Any, function: Any) -> Any:
-    """Replaces every `_Leaf` of a remembered structure by `function(leaf)`."""
-    if isinstance(structure, _Leaf):
-        return function(structure)
-    if isinstance(structure, dict):
-        return type(structure)({key: map_leaves(each, function) for key, each in structure.items()})
-    if isinstance(structure, tuple) and hasattr(structure, "_fields"):
-        return type(structure)(*(map_leaves(each, function) for each in structure))
-    if isinstance(structure, (list, tuple)):
-        return type(structure)(map_leaves(each, function) for each in structure)
-    return structure
