@@ -128,7 +128,7 @@ def parallelize(
     names = Names.of(module, root, cut)
     absent = _cut(root, cut, groups, context)
     check_buffers(module)
-    shards = _slice(root, plan, groups, absent)
+    shards = _slice(root, plan, groups, absent, context)
     recomputed = _recomputed(root, plan, absent, groups.layout.activation_checkpoint)
     _split_sequences(root, plan, groups, absent, recomputed, context)
     _put_gates(root, units, absent, groups, context)
@@ -271,7 +271,9 @@ def _cut(root: nn.Module, cut: StageCut, groups: Groups, context: StageContext) 
     return cut_model(root, cut.units, kept, context)
 
 
-def _slice(root: nn.Module, plan: ParallelPlan, groups: Groups, absent: set[str]) -> Mapping[str, TensorShard]:
+def _slice(
+    root: nn.Module, plan: ParallelPlan, groups: Groups, absent: set[str], context: StageContext
+) -> Mapping[str, TensorShard]:
     layout = groups.layout
     if groups.tensor is None:
         return {}
@@ -283,6 +285,7 @@ def _slice(root: nn.Module, plan: ParallelPlan, groups: Groups, absent: set[str]
         size=layout.tensor_parallel_size,
         sequence_parallel=layout.sequence_parallel,
         absent=absent,
+        looks=None if layout.compile else lambda: context.look is not None,
     )
 
 

@@ -138,8 +138,6 @@ class Peers:
         found: list[Any] = [mine] * self._groups.layout.world_size
         dist.all_gather_object(found, mine)
         refused, needs, kept, taken, asked, before, logged = zip(*found, strict=True)
-        if (lacking := needs_refused(needs, context.units, context.carried)) is not None:
-            raise lacking
         _refuse_metrics(sorted(set().union(*before) - set().union(*logged)))
         named = set().union(*asked)
         lost = sorted(each for each in set().union(*kept) if each in set().union(*taken) or each[1] in named)
@@ -151,6 +149,8 @@ class Peers:
         for each in refused:
             if each is not None:
                 raise each[0](each[1])
+        if (lacking := needs_refused(needs, context.units, context.carried)) is not None:
+            raise lacking
 
     def _compare_inputs(self, inputs: list[Tensor]) -> None:
         apart = self._apart([_Print.of((str(index),), each) for index, each in enumerate(inputs)], _COMPUTED)
