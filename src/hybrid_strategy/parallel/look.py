@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hybrid_strategy.errors import ConfigError, ModelError, message
 from hybrid_strategy.parallel.side_values import Place
+from hybrid_strategy.parallel.stand_ins import origins_of_error
 
 Need = tuple[str, str, str]
 """Key and value of a refusal, and how the value comes to it."""
@@ -48,6 +49,27 @@ class Look:
     def need(self, key: str, value: str, how: str, makers: list[str]) -> None:
         """Notes that something takes values which `makers` have made on other stages."""
         self.needs.setdefault((key, value, how), makers)
+
+    def note_failure(self, error: Exception, units: Sequence[str]) -> bool:
+        """Notes what a stage has failed with, if all ranks shall be told: what is refused, and what comes of missing values."""
+        if origins := origins_of_error(error):
+            what = f"its forward fails ({type(error).__name__}: {error}) on"
+            self.need("module", "the pipeline's model", what, [units[each] for each in sorted(origins)])
+        elif isinstance(error, ConfigError):
+            self.refused.append(error)
+        elif isinstance(error, RuntimeError) and "in-place operation" in str(error):
+            self.refused.append(_changed_in_place(error))
+        elif not self.needs and not self.refused:
+            return False
+        self.failed = True
+        return True
+
+
+def _changed_in_place(error: RuntimeError) -> ModelError:
+    """A step has changed in place what has come over a cut, of which torch then makes no gradient."""
+    rule = "its forward changes in place, between units, what a unit of another pipeline stage has made"
+    advice = "Write x = x + y instead of x += y there, or do it inside of a unit"
+    return ModelError(message("module", "the pipeline's model", rule, f"{type(error).__name__}: {error}".rstrip("."), advice))
 
 
 def needs_refused(needs: Sequence[dict[Need, list[str]]], units: Sequence[str], carried: Iterable[int]) -> ModelError | None:

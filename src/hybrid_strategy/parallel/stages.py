@@ -21,7 +21,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from hybrid_strategy.errors import ConfigError, ModelError, message
+from hybrid_strategy.errors import ModelError, message
 from hybrid_strategy.parallel.activation_checkpoint import without_reentry
 from hybrid_strategy.parallel.ghosts import ghost_of, is_ghost, shown
 from hybrid_strategy.parallel.inner_values import InnerValues
@@ -29,9 +29,9 @@ from hybrid_strategy.parallel.look import Look, past_the_cut
 from hybrid_strategy.parallel.outside import OutsideCalls
 from hybrid_strategy.parallel.past_layers import LayerWatch
 from hybrid_strategy.parallel.stage_now import Crossing, StageNow, StageOutput, left_out
-from hybrid_strategy.parallel.stand_ins import marked, origins_of_error, origins_used
+from hybrid_strategy.parallel.stand_ins import marked, origins_used
 from hybrid_strategy.parallel.step_random import StepRandom
-from hybrid_strategy.parallel.trees import has_nan, iterate_tensors
+from hybrid_strategy.parallel.trees import has_nan, iterate_tensors, map_tensors
 from hybrid_strategy.parallel.valueless import lose
 
 
@@ -115,18 +115,7 @@ class StageContext:
 
     def has_failed(self, error: Exception) -> bool:
         """Is `error` such a failure? It is noted then."""
-        look = self.look
-        if look is None:
-            return False
-        if origins := origins_of_error(error):
-            what = f"its forward fails ({type(error).__name__}: {error}) on"
-            look.need("module", "the pipeline's model", what, [self.units[each] for each in sorted(origins)])
-        elif isinstance(error, ConfigError):
-            look.refused.append(error)
-        elif not look.needs and not look.refused:
-            return False
-        look.failed = True
-        return True
+        return self.look is not None and self.look.note_failure(error, self.units)
 
     def note_output(self, now: StageNow, index: int, output: Any) -> None:
         """A unit has returned, on a stage that is not the last; leaves the stage where the unit is its last one."""
@@ -136,7 +125,7 @@ class StageContext:
             now.shapes.note(index, output)
         try:
             if goes_on and not is_end:
-                now.keep(index, closed)
+                now.keep(index, map_tensors(lambda _, tensor: tensor.clone(), closed))
         except ModelError as error:
             self.refuse(error)
         if is_end:
@@ -290,6 +279,8 @@ def skip_unit(context: StageContext, now: StageNow, index: int, given: Any) -> A
     except ModelError as error:
         context.refuse(error)
         output = now.received
+    if index in context.carried:  # it goes on as it came, whatever is done with it here
+        output = map_tensors(lambda _, tensor: tensor.clone(), output)
     is_real = now.is_here(index) or context.look is None
     if context.look is not None:
         context.look.stood_in |= not is_real

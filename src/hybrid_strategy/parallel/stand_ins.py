@@ -54,7 +54,7 @@ def _inherited(name: str, result: Any, given: Any) -> Any:
     values = bool(origins_used(given))
 
     def mark(_: Any, tensor: Tensor) -> Tensor:
-        sure = values and (not tensor.is_floating_point() or _is_sure(given))
+        sure = values and (not (tensor.is_floating_point() or tensor.is_complex()) or _is_sure(given))
         return made_of(tensor, origins_in(given), sure) if type(tensor) is Tensor else tensor
 
     return map_tensors(mark, result)
@@ -115,6 +115,10 @@ def marked(value: Any, index: int) -> Any:
     """The nested value with stand-ins for unit `index` for its plain tensors."""
 
     def mark(_: Any, tensor: Tensor) -> Tensor:
-        return made_of(tensor, [index], not tensor.is_floating_point()) if type(tensor) is Tensor else tensor
+        return (
+            made_of(tensor, [index], not (tensor.is_floating_point() or tensor.is_complex()))
+            if type(tensor) is Tensor
+            else tensor
+        )
 
     return map_tensors(mark, value)

@@ -27,12 +27,27 @@ def _is_leaf(value: Any) -> bool:
 
 def structure_of(value: Any) -> Any:
     """`value` with a `Leaf` in place of every tensor."""
-    return map_tensors(lambda _, t: Leaf(tuple(t.shape), t.dtype, t.requires_grad and t.is_floating_point()), value)
+    return map_tensors(lambda _, t: Leaf(tuple(t.shape), t.dtype, t.requires_grad), value)
 
 
 def map_leaves(structure: Any, function: Callable[[Leaf], Any]) -> Any:
     """Replaces every `Leaf` of a structure by `function(leaf)`."""
     return map_tensors(lambda _, leaf: function(leaf), structure, is_leaf=_is_leaf)
+
+
+def looks_of(structure: Any) -> list[Any]:
+    """What a structure has at its ends: shapes and types of tensors, and plain values."""
+    found: list[Any] = []
+
+    def note(_: Any, end: Any) -> Any:
+        found.append((end.shape, end.dtype) if isinstance(end, Leaf) else end)
+        return end
+
+    map_tensors(note, structure, is_leaf=lambda each: isinstance(each, _ENDS))
+    return found
+
+
+_ENDS = (Leaf, bool, int, float, str, type(None))
 
 
 class Shapes:

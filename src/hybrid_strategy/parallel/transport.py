@@ -8,7 +8,7 @@ in the order in which that rank sends, which is what a backend without tags (NCC
 from __future__ import annotations
 
 import pickle
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hybrid_strategy.distributed.groups import Groups
+from hybrid_strategy.errors import ModelError
+from hybrid_strategy.errors import message as _message
+from hybrid_strategy.parallel.past_layers import raise_it
 from hybrid_strategy.parallel.stage_now import Crossing
-from hybrid_strategy.parallel.structures import Leaf, map_leaves, structure_of
+from hybrid_strategy.parallel.structures import Leaf, looks_of, map_leaves, structure_of
 from hybrid_strategy.parallel.trees import tensors_of
 
 _HEADER_TAG = 1 << 28
@@ -46,13 +49,24 @@ class _Incoming:
 class Transport:
     """Sends and receives nested tensors along the pipeline axis; ranks are pipeline ranks."""
 
-    def __init__(self, groups: Groups, device: torch.device) -> None:
+    def __init__(self, groups: Groups, device: torch.device, refuse: Callable[[ModelError], None] = raise_it) -> None:
         self.rank = groups.coordinate.pipeline_parallel
-        self._groups, self._device = groups, device
+        self._groups, self._device, self._refuse = groups, device, refuse
         self._sent: dict[Hashable, Any] = {}
         self._structures: dict[Hashable, Any] = {}
         self._sends: list[tuple[dist.Work, Tensor]] = []
         self._posted: dict[tuple[int, int], _Incoming] = {}
+
+    def checked(self, message: Message, value: Any) -> Any:
+        """`value`; or that of a stage that has failed, where the other end waits for something of other looks, which is refused."""
+        if message.key not in self._sent or not isinstance(value, Crossing) or value.failed:
+            return value
+        before, now = looks_of(self._sent[message.key]), looks_of(structure_of(value))
+        if before == now:
+            return value
+        was, became = next(((a, b) for a, b in zip(before, now, strict=False) if a != b), (len(before), len(now)))
+        self._refuse(_changed(was, became))
+        return Crossing.nothing(failed=True)
 
     def send(self, message: Message, value: Any) -> None:
         """Starts sending `value` (a nested value of tensors).
@@ -69,7 +83,7 @@ class Transport:
         tensors = [tensor for _, tensor in tensors_of(value)]
         group = self._data_group(message)
         for index, tensor in enumerate(tensors):
-            data = tensor.detach().contiguous()
+            data = _real(tensor.detach().contiguous())
             work = dist.isend(data, group=group, group_dst=message.destination, tag=message.tag * 64 + index)
             if work is not None:
                 self._sends.append((work, data))
@@ -111,7 +125,7 @@ class Transport:
         def begin(leaf: Leaf) -> None:
             buffer = torch.empty(leaf.shape, dtype=leaf.dtype, device=self._device)
             tag = message.tag * 64 + len(incoming.buffers)
-            work = dist.irecv(buffer, group=group, group_src=message.source, tag=tag)
+            work = dist.irecv(_real(buffer), group=group, group_src=message.source, tag=tag)
             incoming.buffers.append(buffer)
             if work is not None:
                 incoming.works.append(work)
@@ -137,3 +151,14 @@ class Transport:
         payload = torch.empty(int(length.item()), dtype=torch.uint8)
         dist.recv(payload, group=self._groups.control, group_src=message.source, tag=_HEADER_TAG + message.tag * 2 + 1)
         return pickle.loads(payload.numpy().tobytes())
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """The numbers of a complex tensor: not every backend knows more."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _changed(was: Any, became: Any) -> ModelError:
+    rule = "what a stage hands on must look the same for all micro-batches of one shape: of it only the tensors travel each time"
+    advice = "Hand numbers on as tensors, and tensors of one shape, or set pipeline_parallel_size=1"
+    return ModelError(_message("module", "the pipeline's model", rule, f"Of it {was} has become {became}", advice))

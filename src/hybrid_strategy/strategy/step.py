@@ -68,7 +68,7 @@ class StepEngine:
         pipelined = layout.pipeline_parallel_size > 1
         self.last_stage_rank = self._schedule.stage_ranks(layout.pipeline_parallel_size, layout.stages_per_rank)[-1]
         self.whereabouts = Whereabouts(groups)
-        self._transport = Transport(groups, device) if pipelined else None
+        self._transport = Transport(groups, device, made.context.refuse) if pipelined else None
         self.player = Player(self._rank, self._transport, self.whereabouts.at)
         self._thaw_watch = ThawWatch(groups, self._transport.forget) if self._transport is not None else None
         self.router = LogRouter(module, groups, device, self.last_stage_rank)
