@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from hybrid_strategy import ParallelPlan
 from tests.contract import own_models
 from tests.contract.items import Item, compare_item
 from tests.contract.layouts import LAYOUTS, ContractLayout
-from tests.contract.model_items import _train
+from tests.contract.model_items import Fitting, _rows, _train
+from tests.contract.models import make_trainer
 
 _PIPELINE = {"pipeline_parallel_size": 2, "num_microbatches": 4}
 GPIPE = ContractLayout("pp2_gpipe", 2, 1, {**_PIPELINE, "schedule": "GPipe", "activation_checkpoint": "full"})
@@ -128,3 +130,16 @@ def test_outputs_of_units_go_past_cuts_where_the_plan_carries_them(kind: Any, la
 )
 def test_what_is_not_carried_is_named(kind: Any, layout: ContractLayout, words: str) -> None:
     _compare(kind, layout, words)
+
+
+def _validate(kind: Any, layout: ContractLayout, folder: str) -> Any:
+    rows = DataLoader(_rows(True, False), batch_size=layout.batch_size)
+    return make_trainer(layout).validate(Fitting(kind, True), rows, verbose=False)[0]
+
+
+@pytest.mark.parametrize(("kind", "words"), [(CarryingUNet, ""), (UNet, "Set carried=('down.0', 'down.1',)")])
+def test_evaluation_alone_is_like_training(kind: Any, words: str) -> None:
+    layout = LAYOUTS["pp2_interleaved"]
+    item = Item(f"validate_{kind.__name__}", 8, partial(_validate, kind), refused={layout.name: words} if words else {})
+    result, why = compare_item(item, layout)
+    assert result == ("refused" if words else "same"), "\n".join(why[:10])

@@ -58,7 +58,7 @@ class Transport:
         self._posted: dict[tuple[int, int], _Incoming] = {}
 
     def checked(self, message: Message, value: Any) -> Any:
-        """`value`; or that of a stage that has failed, where the other end waits for something of other looks, which is refused."""
+        """`value`; or nothing, as of a stage that has failed, where the other end waits for other looks: that is refused."""
         if message.key not in self._sent or not isinstance(value, Crossing) or value.failed:
             return value
         before, now = looks_of(self._sent[message.key]), looks_of(structure_of(value))
