@@ -6,6 +6,7 @@ parallel / ZeRO -> first values.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,10 +29,11 @@ from hybrid_strategy.parallel.names import Describe, Names, StageCut
 from hybrid_strategy.parallel.parameters import Slot, collect_slots
 from hybrid_strategy.parallel.sharding._base import Sharding
 from hybrid_strategy.parallel.side_values import kept_values, taken_from_the_side
-from hybrid_strategy.parallel.stages import StageContext, cut_model, find_units, put_gates, tied_places
+from hybrid_strategy.parallel.stages import StageContext, cut_model, put_gates, tied_places
 from hybrid_strategy.parallel.step_random import StepRandom, put_dropouts_apart
 from hybrid_strategy.parallel.tensor.apply import TensorShard, apply_tensor_parallel
 from hybrid_strategy.parallel.tensor.check import assign_styles
+from hybrid_strategy.parallel.units import find_carried, find_units
 from hybrid_strategy.planning.balance import cut_units, layer_like, parameter_costs
 from hybrid_strategy.planning.layouts import check_layout, find_schedule
 from hybrid_strategy.registry import find
@@ -66,6 +68,12 @@ class Parallelized:
     @property
     def num_parameters(self) -> int:
         return sum(torch.Size(shape).numel() for shape in self.shapes.values())
+
+    def slots_in_one_stage(self) -> list[Slot]:
+        """Parameters whose gradient is whole after the last backward of one stage of this rank, without the help of others."""
+        stages = Counter(id(slot) for slots in self.stage_slots.values() for slot in slots)
+        whole = [slot for slot in self.slots if not slot.holders and not slot.spec.partial_gradient]
+        return [slot for slot in whole if stages[id(slot)] == 1]
 
     def note_side_values(self, module: nn.Module, stage: int, loss: Tensor | None) -> None:
         """In a step that is looked at: what layers of `stage` keep of their own; on the last one, what of it `loss` has taken."""
@@ -115,11 +123,12 @@ def parallelize(
     if groups.tensor is not None:
         assign_styles(root, plan, groups.layout.tensor_parallel_size)  # on the whole model, so that no typo hides behind the cut
     context = StageContext(_step_random(groups, device))
+    context.carried = find_carried(root, units, plan.carried)
     cut = StageCut(units, bounds, _owners(groups))
     names = Names.of(module, root, cut)
     absent = _cut(root, cut, groups, context)
     check_buffers(module)
-    shards = _slice(root, plan, groups, absent)
+    shards = _slice(root, plan, groups, absent, context)
     recomputed = _recomputed(root, plan, absent, groups.layout.activation_checkpoint)
     _split_sequences(root, plan, groups, absent, recomputed, context)
     _put_gates(root, units, absent, groups, context)
@@ -262,7 +271,9 @@ def _cut(root: nn.Module, cut: StageCut, groups: Groups, context: StageContext) 
     return cut_model(root, cut.units, kept, context)
 
 
-def _slice(root: nn.Module, plan: ParallelPlan, groups: Groups, absent: set[str]) -> Mapping[str, TensorShard]:
+def _slice(
+    root: nn.Module, plan: ParallelPlan, groups: Groups, absent: set[str], context: StageContext
+) -> Mapping[str, TensorShard]:
     layout = groups.layout
     if groups.tensor is None:
         return {}
@@ -274,6 +285,7 @@ def _slice(root: nn.Module, plan: ParallelPlan, groups: Groups, absent: set[str]
         size=layout.tensor_parallel_size,
         sequence_parallel=layout.sequence_parallel,
         absent=absent,
+        looks=None if layout.compile else lambda: context.look is not None,
     )
 
 

@@ -80,6 +80,15 @@ def test_a_value_that_goes_past_a_cut_is_named(kind: Any, units: list[str]) -> N
     assert "only the output of the unit before it crosses a cut" in found.not_understood[0]
 
 
+def test_what_goes_past_cuts_is_proposed() -> None:
+    found = _look(own_models.Careless)
+    assert (found.units, found.carried, found.not_understood) == (list(own_models.Careless.plan.units), ["encoder.1"], [])
+    plan = ParallelPlan(units=own_models.Careless.plan.units, carried=("encoder.1",))
+    assert _look(own_models.Careless, plan).not_understood == []
+    wrong = ParallelPlan(units=own_models.Careless.plan.units, carried=("encoder.9",))
+    assert "parallel_plan.carried is 'encoder.9'" in _look(own_models.Careless, wrong).not_understood[0]
+
+
 class HuggingFace(pl.LightningModule):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -113,6 +113,8 @@ def show(found: Inspection, console: Console) -> None:
         say(f"  {depth}{part.name:<{width - len(depth) + 2}}{part.parameters:>14,}  {part.kind}{times}")
     say(f"\nunits ({found.plan_from}, in the order of forward):")
     say(f"  {', '.join(found.units) or 'none: a pipeline has nothing to cut'}")
+    if found.carried:
+        say(f"\ncarried past cuts of a pipeline:\n  {', '.join(found.carried)}")
     say(f"\ntensor-parallel rules ({found.plan_from}):")
     for pattern, style in found.rules.items():
         say(f"  {pattern:<{width}}{style}")
@@ -136,4 +138,5 @@ def plan_text(found: Inspection) -> str:
     rules = "".join(f"                {pattern!r}: {style!r},\n" for pattern, style in found.rules.items())
     tensor = f"            tensor={{\n{rules}            }},\n" if rules else ""
     units = f"            units={tuple(found.units)!r},\n"
+    units += f"            carried={tuple(found.carried)!r},\n" if found.carried else ""
     return f"    def parallel_plan(self):\n        return ParallelPlan(\n{units}{tensor}        )"

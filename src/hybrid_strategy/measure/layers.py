@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hybrid_strategy.parallel.stages import find_units
 from hybrid_strategy.parallel.trees import map_tensors, tensors_of
+from hybrid_strategy.parallel.units import find_units
 
 ROUNDS = 7
 

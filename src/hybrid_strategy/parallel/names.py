@@ -58,10 +58,12 @@ def _holders(module: nn.Module, root: nn.Module, cut: StageCut, firsts: Mapping[
     ranks: dict[str, set[int]] = {}
     in_units: set[int] = set()
     for index, unit in enumerate(cut.units):
-        for parameter in root.get_submodule(unit).parameters():
-            in_units.add(id(parameter))
+        inside = root.get_submodule(unit)
+        in_units.update(id(each) for each in inside.modules())
+        for parameter in inside.parameters():
             ranks.setdefault(firsts[id(parameter)], set()).add(cut.rank_of(index))
-    ranks.update({name: everywhere for name, each in module.named_parameters() if id(each) not in in_units})
+    outside = [each for part in module.modules() if id(part) not in in_units for each in part._parameters.values()]
+    ranks.update({firsts[id(each)]: everywhere for each in outside if each is not None})  # also where a unit has it, too
     return {name: tuple(sorted(each)) for name, each in ranks.items() if len(each) > 1}
 
 

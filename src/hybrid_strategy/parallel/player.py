@@ -161,6 +161,9 @@ class _Run:
             received = map_tensors(lambda _, tensor: detach_leaf(tensor), value)
         output = self.runner.forward(cell.stage, cell.micro_batch, received)
         if cell.stage < self.table.num_stages - 1:
+            route = self.routes.sends.get(cell)
+            if route is not None and self.transport is not None:
+                output = self.transport.checked(self._message(route), output)
             self._hand_on(cell, output)
         if self._grad:
             self.held[cell.stage, cell.micro_batch] = _Held(_differentiable(received), _differentiable(output))

@@ -2,9 +2,9 @@
 
 Every rank runs the model's own `forward`. While it plays stage `s`, which holds the units `start .. stop - 1`:
 
-- a unit before `start` is skipped. Unit `start - 1` returns what was received from the stage before: it is the only live value
-  that crosses a cut. Earlier units return stand-ins of NaN; what `forward` does with them is thrown away, and where it is not (a
-  second value crosses the cut: an encoder's memory, a skip connection) the first play finds NaN in a unit's input and says so;
+- a unit before `start` is skipped. Unit `start - 1` returns what was received from the stage before, and so do those whose
+  outputs the plan has carried past cuts (an encoder's memory, a skip connection). Other units return stand-ins of NaN; what
+  `forward` does with them is thrown away, and where it is not the first play says which output must be carried;
 - the output of unit `stop - 1` leaves `forward` at once, carried by `StageOutput`, unless the stage is the last one.
 
 So one model object per rank serves all of its stages, and `self.model(...)` in the user's step is all that is needed.
@@ -25,15 +25,14 @@ from hybrid_strategy.errors import ModelError, message
 from hybrid_strategy.parallel.activation_checkpoint import without_reentry
 from hybrid_strategy.parallel.ghosts import ghost_of, is_ghost, shown
 from hybrid_strategy.parallel.inner_values import InnerValues
-from hybrid_strategy.parallel.look import Look
+from hybrid_strategy.parallel.look import Look, past_the_cut
 from hybrid_strategy.parallel.outside import OutsideCalls
 from hybrid_strategy.parallel.past_layers import LayerWatch
-from hybrid_strategy.parallel.stage_now import StageNow, StageOutput, left_out
-from hybrid_strategy.parallel.stand_ins import is_made_of_stand_ins, marked
+from hybrid_strategy.parallel.stage_now import Crossing, StageNow, StageOutput, left_out
+from hybrid_strategy.parallel.stand_ins import marked, origins_used
 from hybrid_strategy.parallel.step_random import StepRandom
-from hybrid_strategy.parallel.trees import has_nan, iterate_tensors
+from hybrid_strategy.parallel.trees import has_nan, iterate_tensors, map_tensors
 from hybrid_strategy.parallel.valueless import lose
-from hybrid_strategy.spec.parallel_plan import matches
 
 
 def _as_it_is(value: Any) -> Any:
@@ -54,6 +53,9 @@ class StageContext:
         self.inner: InnerValues | None = None
         self.random = random or StepRandom(torch.device("cpu"), shared=False)
         self.now: StageNow | None = None
+        self.units: Sequence[str] = ()
+        self.carried: Collection[int] = ()
+        """Units whose outputs go past all later cuts."""
         self.leaving: Callable[[Any], Any] = _as_it_is
         """Makes plain tensors of a stage's output."""
         self.arriving: Callable[[Any], Any] = _as_it_is
@@ -72,29 +74,62 @@ class StageContext:
             self.look.inputs.extend(given)
 
     def check_inputs(self, unit: str, inputs: Any) -> None:
-        """The first time a unit is played: refuses a value that an earlier unit than the last has made.
+        """In a step that is looked at: notices values of earlier units that have not come along.
 
-        Raises:
-            ModelError: a stand-in has come to this unit.
+        Where nothing has kept track of the stand-ins, the first play of a unit still finds NaN.
         """
         split = self.arriving is not _as_it_is  # a part of a sequence cannot be looked at as a whole one
-        if self.now is None or self.now.received is None or unit in self._checked or split:
+        if self.now is None or self.now.received is None or split:
             return
+        origins = origins_used(inputs)
+        if origins and self.look is not None:
+            self.look.need("parallel_plan.units", unit, "it is given", [self.units[each] for each in sorted(origins)])
+        elif unit not in self._checked and has_nan(inputs) and not has_nan(self.now.received):
+            self.refuse(past_the_cut("parallel_plan.units", unit, "it is given", ()))
         self._checked.add(unit)
-        if has_nan(inputs) and not has_nan(self.now.received):
-            rule = "only the output of the unit before it crosses a cut, and it is given a value that an earlier unit made"
-            advice = "Let the units in between hand it on, e.g. return (memory, x), or cut elsewhere with stage_cuts"
-            self.refuse(ModelError(message("parallel_plan.units", unit, rule, "", advice)))
 
     def check_results(self, results: Mapping[str, Any]) -> None:
-        """In a step that is looked at: refuses results, by what they are called, that are made of values of earlier units."""
+        """In a step that is looked at: notices results, by what they are called, that are made of values of earlier units."""
         for name, value in results.items():
-            if is_made_of_stand_ins(value):
-                rule = (
-                    "it is made of a value that an earlier unit has made, and only the output of the unit before it crosses a cut"
-                )
-                advice = "Let the units hand it on, e.g. return (hidden, x), or set pipeline_parallel_size=1"
-                self.refuse(ModelError(message("step", name, rule, "", advice)))
+            if self.look is not None and (origins := origins_used(value)):
+                self.look.need("step", name, "it is made of", [self.units[each] for each in sorted(origins)])
+
+    def is_over(self, received: Crossing | None) -> bool:
+        """Has this stage, an earlier one or another of this rank failed in the step at hand?"""
+        if self.look is None:
+            return False
+        self.look.failed |= received is not None and received.failed
+        return self.look.failed
+
+    def telling_all(self, run: Callable[[], Any], nothing: Any) -> Any:
+        """Runs a stage; what fails in a step that is looked at is told to all ranks, once they have played it to its end.
+
+        Raised where it occurs, it would leave the others waiting for what this stage was to send.
+        """
+        try:
+            return run()
+        except Exception as error:
+            if not self.has_failed(error):
+                raise
+            return nothing
+
+    def has_failed(self, error: Exception) -> bool:
+        """Is `error` such a failure? It is noted then."""
+        return self.look is not None and self.look.note_failure(error, self.units)
+
+    def note_output(self, now: StageNow, index: int, output: Any) -> None:
+        """A unit has returned, on a stage that is not the last; leaves the stage where the unit is its last one."""
+        is_end, goes_on = index == now.stop - 1, index in self.carried
+        closed = self.leaving(output) if is_end or goes_on else output
+        if self.leaving is _as_it_is:
+            now.shapes.note(index, output)
+        try:
+            if goes_on and not is_end:
+                now.keep(index, map_tensors(lambda _, tensor: tensor.clone(), closed))
+        except ModelError as error:
+            self.refuse(error)
+        if is_end:
+            raise StageOutput(now.handed_on(closed, self.carried))
 
     def end_without_unit(self, now: StageNow, given: tuple[Any, Any]) -> None:
         """A unit of a later stage is called, and the last one of this stage was not: refused; leaves the stage.
@@ -103,7 +138,7 @@ class StageContext:
             given: what it is called with.
         """
         self.refuse(left_out(now.stop - 1))
-        raise StageOutput(self.leaving(next(iter(iterate_tensors(given)))))
+        raise StageOutput(now.handed_on(self.leaving(next(iter(iterate_tensors(given)))), self.carried))
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -244,10 +279,12 @@ def skip_unit(context: StageContext, now: StageNow, index: int, given: Any) -> A
     except ModelError as error:
         context.refuse(error)
         output = now.received
-    is_real = output is now.received or context.look is None
+    if index in context.carried:  # it goes on as it came, whatever is done with it here
+        output = map_tensors(lambda _, tensor: tensor.clone(), output)
+    is_real = now.is_here(index) or context.look is None
     if context.look is not None:
         context.look.stood_in |= not is_real
-    return context.arriving(output if is_real else marked(output))
+    return context.arriving(output if is_real else marked(output, index))
 
 
 def _unusable(parameter: nn.Parameter, device: torch.device | None, context: StageContext) -> nn.Parameter:
@@ -285,35 +322,11 @@ class _Gate:
             context.check_inputs(self._unit_name, (args, kwargs))
         with context.outside.call(), context.random.unit(), context.layers.inside(self._unit_index):
             output = super().__call__(*args, **kwargs)  # type: ignore[misc]
-        if now is not None and self._unit_index == now.stop - 1 and not now.is_last:
-            raise StageOutput(context.leaving(output))
+        if now is not None and not now.is_last:
+            context.note_output(now, self._unit_index, output)
         if now is not None and self._unit_index == now.stop - 1 and context.look is not None:
             context.look.output = output
         return output
-
-
-def find_units(model: nn.Module, patterns: Sequence[str]) -> list[str]:
-    """Module names that the patterns stand for, in order; every pattern must match something.
-
-    Raises:
-        ModelError: a pattern matches no module.
-    """
-    names = [name for name, _ in model.named_modules() if name]
-    found: list[str] = []
-    for pattern in patterns:
-        hits = [name for name in names if matches(pattern, name)]
-        if not hits:
-            raise ModelError(
-                message(
-                    "parallel_plan.units",
-                    pattern,
-                    "every unit must be a module of the model",
-                    f"no module of {type(model).__name__} has this name",
-                    f"Name modules such as {', '.join(names[:6])}",
-                )
-            )
-        found.extend(hits)
-    return found
 
 
 def cut_model(model: nn.Module, units: Sequence[str], kept: set[int], context: StageContext) -> set[str]:
@@ -359,6 +372,7 @@ def tied_places(model: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:
 
 def put_gates(model: nn.Module, units: Sequence[str], absent: set[str], context: StageContext) -> None:
     """Puts gates on the units that are left; after the transforms that look at a layer's class."""
+    context.units = units
     for index, name in enumerate(units):
         if name not in absent:
             _put_gate(model.get_submodule(name), index, name, context)

@@ -6,14 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hybrid_strategy.errors import ModelError
-from hybrid_strategy.parallel.stage_now import StageNow, StageOutput
+from hybrid_strategy.parallel.look import needs_refused
+from hybrid_strategy.parallel.stage_now import Crossing, StageNow, StageOutput
 from hybrid_strategy.parallel.stages import StageContext, put_gates
+from hybrid_strategy.parallel.units import find_carried
 
 _MAIN_SHARE = 0.2
 """A child that has a list of layers somewhere, and more of the parameters than this, is looked into."""
@@ -76,53 +77,89 @@ def called_often(model: nn.Module, called: Sequence[str]) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count > 1 and name in own}
 
 
-def bad_cuts(model: nn.Module, units: Sequence[str], run: Callable[[], Tensor]) -> dict[str, str]:
+def bad_cuts(model: nn.Module, units: Sequence[str], run: Callable[[], Tensor], carried: Sequence[str] = ()) -> dict[str, str]:
     """Units after which a pipeline must not cut, and why.
 
     Args:
         run: the user's step on one batch, in evaluation mode; returns the loss.
+        carried: units whose outputs go past cuts.
     """
     wanted = run()
-    context = StageContext()
-    kinds = {name: type(model.get_submodule(name)) for name in units}
-    put_gates(model, units, set(), context)
-    last, found = len(units), dict[str, str]()
-    if _trouble(context, list(range(last + 1)), run, wanted):
-        found = {units[cut - 1]: _trouble(context, [0, cut, last], run, wanted) for cut in range(1, last)}
-    for name, kind in kinds.items():
-        model.get_submodule(name).__class__ = kind
+    with _gated(model, units, carried) as context:
+        last, found = len(units), dict[str, str]()
+        if _trouble(context, list(range(last + 1)), run, wanted)[0]:
+            found = {units[cut - 1]: _trouble(context, [0, cut, last], run, wanted)[0] for cut in range(1, last)}
     return {unit: why for unit, why in found.items() if why}
 
 
-def good_units(model: nn.Module, units: Sequence[str], run: Callable[[], Tensor]) -> tuple[list[str], dict[str, str]]:
-    """The units without those after which a cut is wrong, where that makes all cuts right; else all, and what is wrong.
+def found_carried(model: nn.Module, units: Sequence[str], run: Callable[[], Tensor]) -> list[str]:
+    """Units whose outputs must go past cuts, wherever these are; none where that does not make all cuts right."""
+    wanted, carried = run(), list[str]()
+    for _ in units:
+        with _gated(model, units, carried) as context:
+            why, needed = _trouble(context, list(range(len(units) + 1)), run, wanted)
+        if not why:
+            return carried
+        more = [unit for unit in units if unit in needed or unit in carried]
+        if more == carried:
+            break
+        carried = more
+    return []
 
-    What is left out belongs to no unit: every stage holds it and computes it itself, as with position embeddings that are added
-    to the output of the unit before.
+
+@contextmanager
+def _gated(model: nn.Module, units: Sequence[str], carried: Sequence[str]) -> Iterator[StageContext]:
+    """The model with gates, for a while."""
+    context = StageContext()
+    context.carried = find_carried(model, units, carried)
+    kinds = {name: type(model.get_submodule(name)) for name in units}
+    put_gates(model, units, set(), context)
+    try:
+        yield context
+    finally:
+        for name, kind in kinds.items():
+            model.get_submodule(name).__class__ = kind
+
+
+def good_units(model: nn.Module, units: Sequence[str], run: Callable[[], Tensor]) -> tuple[list[str], list[str], dict[str, str]]:
+    """The units of a plan, those whose outputs it must carry, and what is wrong with cuts all the same.
+
+    Units after which a cut is wrong are left out where that makes all cuts right: what belongs to no unit is held and computed by
+    every stage, as with position embeddings that are added to the output of the unit before.
     """
     bad = bad_cuts(model, units, run)
     fewer = [unit for unit in units if unit not in bad]
     if bad and len(fewer) > 1 and not any(unit.rpartition(".")[2].isdigit() for unit in bad) and not bad_cuts(model, fewer, run):
-        return fewer, {}
-    return list(units), bad
+        return fewer, [], {}
+    carried = found_carried(model, units, run) if bad else []
+    return list(units), carried, {} if carried else bad
 
 
-def _trouble(context: StageContext, bounds: list[int], run: Callable[[], Tensor], wanted: Tensor) -> str:
-    """What goes wrong when the model is played as these stages; empty where the loss is that of the whole model."""
-    received: Any = None
+def _trouble(context: StageContext, bounds: list[int], run: Callable[[], Tensor], wanted: Tensor) -> tuple[str, set[str]]:
+    """What goes wrong when the model is played as these stages, and whose outputs were missing.
+
+    The words are empty where the loss is that of the whole model.
+    """
+    crossing: Crossing | None = None
     context.forget_checks()
-    for start, stop in pairwise(bounds):
-        try:
-            with context.play(StageNow(start, stop, stop == bounds[-1], received)):
-                loss = run()
-        except StageOutput as leaving:
-            received = leaving.value
-        except ModelError as error:
-            return str(error)
-        except Exception as error:  # whatever the user's code raises where units before it were skipped
-            return f"{type(error).__name__}: {error}"
+    with context.looking() as look:
+        for start, stop in pairwise(bounds):
+            try:
+                with context.play(StageNow.of(start, stop, stop == bounds[-1], crossing)):
+                    loss = run()
+            except StageOutput as leaving:
+                crossing = leaving.value
+            except ModelError as error:
+                return str(error), set()
+            except Exception as error:  # whatever the user's code raises where units before it were skipped
+                if not context.has_failed(error):
+                    return f"{type(error).__name__}: {error}", set()
+                break
+    lacking = needs_refused([look.needs], context.units, context.carried)
+    if lacking is not None or look.refused:
+        return str(lacking or look.refused[0]), {name for makers in look.needs.values() for name in makers}
     same = torch.allclose(loss.detach().float(), wanted.detach().float(), rtol=1e-5, atol=1e-7)
-    return "" if same else f"the loss is {float(loss)}, not {float(wanted)}"
+    return "" if same else f"the loss is {float(loss)}, not {float(wanted)}", set()
 
 
 def _size(module: nn.Module) -> int:

@@ -8,7 +8,7 @@ in the order in which that rank sends, which is what a backend without tags (NCC
 from __future__ import annotations
 
 import pickle
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hybrid_strategy.distributed.groups import Groups
-from hybrid_strategy.parallel.trees import map_tensors, tensors_of
+from hybrid_strategy.errors import ModelError
+from hybrid_strategy.errors import message as _message
+from hybrid_strategy.parallel.past_layers import raise_it
+from hybrid_strategy.parallel.stage_now import Crossing
+from hybrid_strategy.parallel.structures import Leaf, looks_of, map_leaves, structure_of
+from hybrid_strategy.parallel.trees import tensors_of
 
 _HEADER_TAG = 1 << 28
 
@@ -32,15 +37,6 @@ class Message:
     key: Hashable
 
 
-@dataclass(frozen=True)
-class _Leaf:
-    """Stands for a tensor in a remembered structure."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    requires_grad: bool
-
-
 class _Incoming:
     """A message being received: the buffers and the transfers that fill them."""
 
@@ -53,23 +49,41 @@ class _Incoming:
 class Transport:
     """Sends and receives nested tensors along the pipeline axis; ranks are pipeline ranks."""
 
-    def __init__(self, groups: Groups, device: torch.device) -> None:
+    def __init__(self, groups: Groups, device: torch.device, refuse: Callable[[ModelError], None] = raise_it) -> None:
         self.rank = groups.coordinate.pipeline_parallel
-        self._groups, self._device = groups, device
-        self._sent_keys: set[Hashable] = set()
+        self._groups, self._device, self._refuse = groups, device, refuse
+        self._sent: dict[Hashable, Any] = {}
         self._structures: dict[Hashable, Any] = {}
         self._sends: list[tuple[dist.Work, Tensor]] = []
         self._posted: dict[tuple[int, int], _Incoming] = {}
 
+    def checked(self, message: Message, value: Any) -> Any:
+        """`value`; or nothing, as of a stage that has failed, where the other end waits for other looks: that is refused."""
+        if message.key not in self._sent or not isinstance(value, Crossing) or value.failed:
+            return value
+        before, now = looks_of(self._sent[message.key]), looks_of(structure_of(value))
+        if before == now:
+            return value
+        was, became = next(((a, b) for a, b in zip(before, now, strict=False) if a != b), (len(before), len(now)))
+        self._refuse(_changed(was, became))
+        return Crossing.nothing(failed=True)
+
     def send(self, message: Message, value: Any) -> None:
-        """Starts sending `value` (a nested value of tensors)."""
+        """Starts sending `value` (a nested value of tensors).
+
+        Of a stage that has failed zeros go out where the other end waits for what it was told of before.
+        """
+        if message.key not in self._sent:
+            self._sent[message.key] = structure_of(value)
+            self._send_structure(message, self._sent[message.key])
+        elif isinstance(value, Crossing) and value.failed:
+            value = map_leaves(
+                self._sent[message.key], lambda leaf: torch.zeros(leaf.shape, dtype=leaf.dtype, device=self._device)
+            )
         tensors = [tensor for _, tensor in tensors_of(value)]
-        if message.key not in self._sent_keys:
-            self._send_structure(message, value)
-            self._sent_keys.add(message.key)
         group = self._data_group(message)
         for index, tensor in enumerate(tensors):
-            data = tensor.detach().contiguous()
+            data = _real(tensor.detach().contiguous())
             work = dist.isend(data, group=group, group_dst=message.destination, tag=message.tag * 64 + index)
             if work is not None:
                 self._sends.append((work, data))
@@ -77,7 +91,7 @@ class Transport:
 
     def forget(self) -> None:
         """Lets shapes, and which tensors want a gradient, travel again with the next message of each kind."""
-        self._sent_keys.clear()
+        self._sent.clear()
         self._structures.clear()
 
     def knows(self, message: Message) -> bool:
@@ -108,10 +122,10 @@ class Transport:
         incoming = _Incoming(self._structures[message.key])
         group = self._data_group(message)
 
-        def begin(leaf: _Leaf) -> None:
+        def begin(leaf: Leaf) -> None:
             buffer = torch.empty(leaf.shape, dtype=leaf.dtype, device=self._device)
             tag = message.tag * 64 + len(incoming.buffers)
-            work = dist.irecv(buffer, group=group, group_src=message.source, tag=tag)
+            work = dist.irecv(_real(buffer), group=group, group_src=message.source, tag=tag)
             incoming.buffers.append(buffer)
             if work is not None:
                 incoming.works.append(work)
@@ -122,8 +136,7 @@ class Transport:
     def _data_group(self, message: Message) -> dist.ProcessGroup | None:
         return self._groups.upward if message.destination > message.source else self._groups.downward
 
-    def _send_structure(self, message: Message, value: Any) -> None:
-        structure = map_tensors(lambda _, t: _Leaf(tuple(t.shape), t.dtype, t.requires_grad and t.is_floating_point()), value)
+    def _send_structure(self, message: Message, structure: Any) -> None:
         payload = torch.frombuffer(bytearray(pickle.dumps(structure)), dtype=torch.uint8)
         length = torch.tensor([payload.numel()], dtype=torch.int64)
         for part, tensor in enumerate((length, payload)):
@@ -140,14 +153,12 @@ class Transport:
         return pickle.loads(payload.numpy().tobytes())
 
 
-def map_leaves(structure: Any, function: Any) -> Any:
-    """Replaces every `_Leaf` of a remembered structure by `function(leaf)`."""
-    if isinstance(structure, _Leaf):
-        return function(structure)
-    if isinstance(structure, dict):
-        return type(structure)({key: map_leaves(each, function) for key, each in structure.items()})
-    if isinstance(structure, tuple) and hasattr(structure, "_fields"):
-        return type(structure)(*(map_leaves(each, function) for each in structure))
-    if isinstance(structure, (list, tuple)):
-        return type(structure)(map_leaves(each, function) for each in structure)
-    return structure
+def _real(tensor: Tensor) -> Tensor:
+    """The numbers of a complex tensor: not every backend knows more."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _changed(was: Any, became: Any) -> ModelError:
+    rule = "what a stage hands on must look the same for all micro-batches of one shape: of it only the tensors travel each time"
+    advice = "Hand numbers on as tensors, and tensors of one shape, or set pipeline_parallel_size=1"
+    return ModelError(_message("module", "the pipeline's model", rule, f"Of it {was} has become {became}", advice))

@@ -181,7 +181,7 @@ def iterate_tensors(value: Any) -> Iterator[Tensor]:
 
 def has_nan(value: Any) -> bool:
     """Is there NaN in a tensor of a nested value?"""
-    return any(bool(tensor.isnan().any()) for _, tensor in tensors_of(value) if tensor.is_floating_point())
+    return any(bool(tensor.isnan().any()) for _, tensor in tensors_of(value) if tensor.is_floating_point() or tensor.is_complex())
 
 
 def detach_leaf(tensor: Tensor) -> Tensor:

@@ -19,8 +19,10 @@ class ParallelPlan:
 
     Attributes:
         units: the model's units in the order in which `forward` calls them, e.g. `("embed_tokens", "layers.*", "norm",
-            "lm_head")`. A pipeline may cut after any of them. The only live value that crosses a cut is the output of the
-            unit before it. `layers.*` stands for the children in their own order.
+            "lm_head")`. A pipeline may cut after any of them. The only live values that cross it are the output of the unit
+            before it, and those that are `carried`. `layers.*` stands for the children in their own order.
+        carried: units whose outputs later units are given past the units between them (an encoder's memory, a skip connection):
+            a pipeline sends them over every cut behind them.
         tensor: module pattern -> style, one of `TENSOR_STYLES`. `colwise` splits a Linear's outputs, `rowwise` its inputs,
             `replicate_input` is the one point of a sub-block where the input becomes replicated (its backward is the
             all-reduce), `sequence_norm` is a norm whose input is split along the sequence under sequence parallelism,
@@ -45,9 +47,10 @@ class ParallelPlan:
     heads: Mapping[str, int] = field(default_factory=dict)
     batch_dims: Mapping[str, int | None] = field(default_factory=dict)
     sequence_dims: Mapping[str, int | None] = field(default_factory=dict)
+    carried: tuple[str, ...] = ()
 
 
-_LISTS = ("units", "checkpoint_units", "shard_units", "tied")
+_LISTS = ("units", "checkpoint_units", "shard_units", "tied", "carried")
 
 
 def plan_from(values: Mapping[str, Any], key: str = "parallel_plan") -> ParallelPlan:

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from hybrid_strategy.errors import ConfigError
-from hybrid_strategy.parallel.stages import find_units
 from hybrid_strategy.parallel.tensor.check import assign_styles
 from hybrid_strategy.parallel.tensor.suggest import layers_of, module_patterns, suggested_rules
 from hybrid_strategy.parallel.tracing import bad_cuts, called_often, folded, good_units, proposed_units, traced
+from hybrid_strategy.parallel.units import find_carried, find_units
 from hybrid_strategy.spec.parallel_plan import ParallelPlan
 from hybrid_strategy.strategy.outputs import read_loss
 from hybrid_strategy.strategy.target import find_plan, find_target
@@ -42,6 +42,7 @@ class Inspection:
     Attributes:
         module: name of the submodule that is parallelised.
         plan_from: `given` by the user, or `proposed`.
+        carried: units whose outputs a pipeline sends past cuts.
         rules: tensor-parallel style of each pattern.
         plain: layers with parameters that no rule names: every tensor-parallel rank holds them.
         outside: parameters that belong to no unit: every stage holds them.
@@ -55,6 +56,7 @@ class Inspection:
     plan_from: str
     parts: list[Part] = field(default_factory=list)
     units: list[str] = field(default_factory=list)
+    carried: list[str] = field(default_factory=list)
     rules: Mapping[str, str] = field(default_factory=dict)
     plain: list[str] = field(default_factory=list)
     outside: list[str] = field(default_factory=list)
@@ -101,7 +103,7 @@ def inspect(module: pl.LightningModule, name: str | None, given: ParallelPlan | 
         )
     elif batch is not None:
         units = _run(module, target, batch, units, found)
-    found.units = folded(root, units)
+    found.units, found.carried = folded(root, units), folded(root, found.carried)
     found.outside = [key for key, _ in root.named_parameters() if not any(key.startswith(f"{unit}.") for unit in units)]
     return found
 
@@ -160,7 +162,9 @@ def _rules(root: nn.Module, plan: ParallelPlan, found: Inspection) -> None:
 
 def _checked_units(root: nn.Module, plan: ParallelPlan, found: Inspection) -> list[str]:
     try:
-        return find_units(root, plan.units) if plan.units else []
+        units = find_units(root, plan.units) if plan.units else []
+        found.carried = [units[index] for index in find_carried(root, units, plan.carried)]
+        return units
     except ConfigError as error:
         found.not_understood.append(str(error))
         return []
@@ -192,7 +196,10 @@ def _run(module: pl.LightningModule, target: str, batch: Any, units: list[str], 
 
         if len(units) > 1 and not never:
             own = found.plan_from == "given" or not proposed
-            units, bad = (units, bad_cuts(root, units, run)) if own else good_units(root, units, run)
+            if own:
+                bad = bad_cuts(root, units, run, found.carried)
+            else:
+                units, found.carried, bad = good_units(root, units, run)
             found.not_understood += [f"a cut after {unit} is not right: {why}" for unit, why in bad.items()]
         module.train()
     return units

@@ -20,7 +20,7 @@ from torch import Tensor
 from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.distributed.random_state import has_peers, print_of_generators, seed_generators, torch_generators
 from hybrid_strategy.errors import DataError, ModelError, message
-from hybrid_strategy.parallel.look import Look
+from hybrid_strategy.parallel.look import Look, needs_refused
 from hybrid_strategy.parallel.stages import StageContext
 from hybrid_strategy.parallel.trees import Path, tensors_of
 from hybrid_strategy.strategy.cadence import Cadence
@@ -129,15 +129,15 @@ class Peers:
                 if look.stood_in and isinstance(error, (RuntimeError, ValueError, TypeError, IndexError)):
                     error.add_note(_STOOD_IN)
                 raise
-        self._tell(look)
+        self._tell(look, context)
         self._compare_inputs(look.inputs)
 
-    def _tell(self, look: Look) -> None:
-        first = str(look.refused[0]) if look.refused else None
-        mine = (first, look.kept, look.taken, look.asked, look.metrics_before, look.metrics)
+    def _tell(self, look: Look, context: StageContext) -> None:
+        first = (type(look.refused[0]), str(look.refused[0])) if look.refused else None
+        mine = (first, look.needs, look.kept, look.taken, look.asked, look.metrics_before, look.metrics)
         found: list[Any] = [mine] * self._groups.layout.world_size
         dist.all_gather_object(found, mine)
-        refused, kept, taken, asked, before, logged = zip(*found, strict=True)
+        refused, needs, kept, taken, asked, before, logged = zip(*found, strict=True)
         _refuse_metrics(sorted(set().union(*before) - set().union(*logged)))
         named = set().union(*asked)
         lost = sorted(each for each in set().union(*kept) if each in set().union(*taken) or each[1] in named)
@@ -146,9 +146,11 @@ class Peers:
             numbers = f"{lost[0][0]}.{lost[0][1]} of layers of other stages would be left out"
             advice = "Let the layers hand it on with their output, as a tuple, or set pipeline_parallel_size=1"
             raise ModelError(message("training_step", "its loss", rule, numbers, advice))
-        for text in refused:
-            if text is not None:
-                raise ModelError(text)
+        for each in refused:
+            if each is not None:
+                raise each[0](each[1])
+        if (lacking := needs_refused(needs, context.units, context.carried)) is not None:
+            raise lacking
 
     def _compare_inputs(self, inputs: list[Tensor]) -> None:
         apart = self._apart([_Print.of((str(index),), each) for index, each in enumerate(inputs)], _COMPUTED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -17,9 +16,8 @@ from torch import Tensor, nn
 from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.parallel.compiled import uncompiled
 from hybrid_strategy.parallel.frozen import ThawWatch
-from hybrid_strategy.parallel.parameters import Slot
 from hybrid_strategy.parallel.player import Player
-from hybrid_strategy.parallel.stage_now import StageNow, StageOutput
+from hybrid_strategy.parallel.stage_now import Crossing, StageNow, StageOutput
 from hybrid_strategy.parallel.transport import Transport
 from hybrid_strategy.parallel.trees import Cut, map_tensors
 from hybrid_strategy.parallelize import Parallelized
@@ -70,7 +68,7 @@ class StepEngine:
         pipelined = layout.pipeline_parallel_size > 1
         self.last_stage_rank = self._schedule.stage_ranks(layout.pipeline_parallel_size, layout.stages_per_rank)[-1]
         self.whereabouts = Whereabouts(groups)
-        self._transport = Transport(groups, device) if pipelined else None
+        self._transport = Transport(groups, device, made.context.refuse) if pipelined else None
         self.player = Player(self._rank, self._transport, self.whereabouts.at)
         self._thaw_watch = ThawWatch(groups, self._transport.forget) if self._transport is not None else None
         self.router = LogRouter(module, groups, device, self.last_stage_rank)
@@ -85,7 +83,7 @@ class StepEngine:
         self._correction = 1.0
         self._batches_in_window = 0
         self._last_backwards: frozenset[tuple[int, int]] = frozenset()
-        self._in_one_stage = self._slots_in_one_stage()
+        self._in_one_stage = made.slots_in_one_stage()
         self.last_loss: Tensor | None = None
         self.cadence = Cadence()
         self.peers = Peers(groups, device, self.cadence)
@@ -224,15 +222,20 @@ class StepEngine:
 
     # ------------------------------------------------------------------------------------------------ StageRunner
 
-    def forward(self, stage: int, micro_batch: int, received: Any) -> Any:
+    def forward(self, stage: int, micro_batch: int, received: Crossing | None) -> Any:
         """Runs the user's step on one micro-batch, as far as `stage` goes."""
-        play = self._now
+        play, context = self._now, self.made.context
         play.micro_batch = micro_batch
-        start, stop = self.made.bounds[stage], self.made.bounds[stage + 1]
-        now = StageNow(start, stop, stage == self._last_stage, received)
+        start, stop = self.made.bounds[stage : stage + 2]
+        now = StageNow.of(start, stop, stage == self._last_stage, received)
+        nothing = () if now.is_last else Crossing.nothing(failed=True)
+        if context.is_over(received):
+            return nothing
+        return context.telling_all(lambda: self._forward(play, now, micro_batch, stage), nothing)
+
+    def _forward(self, play: Play, now: StageNow, micro_batch: int, stage: int) -> Any:
         counts = play.cut.rows[micro_batch] > 0
-        router = self.router
-        context = self.made.context
+        router, context = self.router, self.made.context
         context.random.micro_batch(micro_batch)
         try:
             recording, watch = router.quick.recording(play.call.kind), context.layers.step(self.cadence.looks_at(play.call.kind))
@@ -269,12 +272,6 @@ class StepEngine:
             self.made.sharding.after_last_backward(self.made.stage_slots[stage])
 
     # ---------------------------------------------------------------------------------------------------- details
-
-    def _slots_in_one_stage(self) -> list[Slot]:
-        """Parameters whose gradient is whole after the last backward of one stage of this rank, without the help of others."""
-        stages = Counter(id(slot) for slots in self.made.stage_slots.values() for slot in slots)
-        whole = [slot for slot in self.made.slots if not slot.holders and not slot.spec.partial_gradient]
-        return [slot for slot in whole if stages[id(slot)] == 1]
 
     @property
     def _now(self) -> Play:

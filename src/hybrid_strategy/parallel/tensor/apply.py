@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,7 @@ from torch.distributed import ProcessGroup
 from hybrid_strategy.errors import ModelError, message
 from hybrid_strategy.parallel.tensor.check import assign_styles, check_tensor_parallel, is_inside
 from hybrid_strategy.parallel.tensor.region import Region
+from hybrid_strategy.parallel.tensor.split_features import watch_features
 from hybrid_strategy.parallel.tensor.styles._style import Style
 from hybrid_strategy.parallel.tensor.widths import watch_widths
 from hybrid_strategy.registry import find
@@ -55,6 +56,7 @@ def apply_tensor_parallel(
     size: int,
     sequence_parallel: bool = False,
     absent: Collection[str] = (),
+    looks: Callable[[], bool] | None = None,
 ) -> dict[str, TensorShard]:
     """Slices `model` in place for rank `rank` of the `size` ranks of `group`; returns the shard of every parameter by name.
 
@@ -63,6 +65,7 @@ def apply_tensor_parallel(
 
     Args:
         absent: names of modules that a pipeline cut removed from this rank; what lies at or below them is left alone.
+        looks: is a step looked at? Then what mixes features that are split is refused. `None`: never looked at.
 
     Raises:
         LayoutError: `size` does not divide the plan's heads, or a dimension is too short for it.
@@ -76,6 +79,8 @@ def apply_tensor_parallel(
     for name, style in styles.items():
         style.install(model.get_submodule(name), region, is_inside(name.rpartition(".")[0], assigned))
     watch_widths(model, assigned, region)
+    if looks is not None:
+        watch_features(model, assigned, looks)
     return {name: shards[id(each)] for name, each in model.named_parameters(remove_duplicate=False)}
 
 

@@ -1,0 +1,167 @@
+"""Features that a colwise layer leaves split: what mixes them before a rowwise layer has summed them up is another model's.
+
+In steps that are looked at outputs of colwise layers know that they are split, and so does what is computed of them. What would
+need all features (a norm over the width, a softmax or a loss over classes, cutting a fused layer's output into its parts) is
+refused by name, and so is a model that returns them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from hybrid_strategy.errors import ModelError, message
+from hybrid_strategy.parallel.shell import operation_name
+from hybrid_strategy.parallel.trees import iterate_tensors, map_tensors
+
+_PLAIN = (Tensor, nn.Parameter)
+_SECOND = ("mean", "sum", "var", "std", "var_mean", "std_mean", "logsumexp", "softmax", "log_softmax", "prod", "amax", "amin")
+_OF_DIM: Mapping[str, int] = {
+    **dict.fromkeys((*_SECOND, "max", "min", "argmax", "argmin", "cumsum", "narrow", "unbind"), 1),
+    **dict.fromkeys(("norm", "chunk", "split", "tensor_split", "topk", "normalize", "vector_norm"), 2),
+}
+"""What works along a dimension, and the place of that argument."""
+_OVER_CLASSES = ("cross_entropy", "nll_loss", "layer_norm", "rms_norm")
+_PARTS = ("chunk", "split", "tensor_split", "narrow", "__getitem__")
+_PRODUCTS = ("matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "einsum", "linear", "scaled_dot_product_attention")
+_VIEWS = ("view", "reshape", "flatten", "unflatten", "transpose", "permute", "movedim", "unsqueeze", "squeeze", "swapaxes")
+
+
+class SplitFeatures(Tensor):
+    """What is computed of it is one, too, until a rowwise layer takes it.
+
+    Attributes:
+        layers: names of the colwise layers that have made it.
+        widths: how many features of each this rank has.
+        flat: are the features its last dimension? Not where they are cut into heads.
+    """
+
+    layers: tuple[str, ...]
+    widths: frozenset[int]
+    flat: bool
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if not all(each is cls or each in _PLAIN for each in types):
+            return NotImplemented
+        kwargs, name = kwargs or {}, operation_name(func)
+        given = [each for each in iterate_tensors((args, kwargs)) if isinstance(each, SplitFeatures)]
+        if _mixes(name, args, kwargs):
+            refuse(given[0], name)
+        try:
+            with torch._C.DisableTorchFunctionSubclass():
+                result = func(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, IndexError) as error:
+            refuse(given[0], name, error)
+        if not isinstance(result, Tensor | tuple | list) or name.endswith("_like") or name.startswith(("new_", "get_")):
+            return result
+        if (name == "to" or name.endswith("_as")) and not isinstance(args[0], SplitFeatures):
+            return result  # the others are there for their shape or type
+        return map_tensors(lambda _, each: _inherited(name, each, given), result)
+
+
+def _inherited(name: str, result: Tensor, given: list[SplitFeatures]) -> Tensor:
+    if type(result) is not Tensor:
+        return result
+    widths = frozenset[int]().union(*(each.widths for each in given))
+    flat = name not in _PRODUCTS and result.dim() > 0 and result.shape[-1] in widths
+    if flat and name in _VIEWS:
+        source = given[0]
+        joins_heads = result.shape[:-1] == source.shape[: result.dim() - 1] or result.shape[-1] != source.shape[-1]
+        merged = result.dim() < source.dim() and joins_heads
+        flat = merged or (source.flat and result.dim() <= source.dim() and name not in ("transpose", "permute", "movedim"))
+    elif flat:
+        flat = any(each.flat for each in given)
+    return made_by(result, tuple(dict.fromkeys(layer for each in given for layer in each.layers)), widths, flat)
+
+
+def made_by(tensor: Tensor, layers: tuple[str, ...], widths: frozenset[int], flat: bool = True) -> Tensor:
+    """The same tensor, which knows that it is split."""
+    split: Any = tensor.as_subclass(SplitFeatures)
+    split.layers, split.widths, split.flat = layers, widths, flat
+    return split  # type: ignore[no-any-return]
+
+
+def _mixes(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Does the function work over features of which other ranks have the rest?"""
+    subject = args[0] if args else kwargs.get("input")
+    if not isinstance(subject, SplitFeatures):
+        return False
+    if name in ("cross_entropy", "nll_loss"):
+        return True
+    if not subject.flat:
+        return False
+    if name in _OVER_CLASSES:
+        return True
+    if name == "__getitem__":
+        return _cuts_last(args[1], subject.dim())
+    if name not in _OF_DIM:
+        return False
+    place = _OF_DIM[name]
+    dims = kwargs["dim"] if "dim" in kwargs else args[place] if len(args) > place else None
+    last = {-1, subject.dim() - 1}
+    return bool(last & set(dims)) if isinstance(dims, tuple | list) else type(dims) is int and dims in last
+
+
+def _cuts_last(index: Any, ndim: int) -> bool:
+    """Does an index take a piece of the last dimension?"""
+    parts = index if isinstance(index, tuple) else (index,)
+    last = parts[-1]
+    reaches = any(each is Ellipsis for each in parts) or len(parts) == ndim
+    return reaches and isinstance(last, slice) and last.step in (None, 1) and last != slice(None)
+
+
+def refuse(split: SplitFeatures, operation: str, error: Exception | None = None) -> NoReturn:
+    """Refuses what needs all features.
+
+    Raises:
+        ModelError: always.
+    """
+    layer = split.layers[0]
+    rule = f"its features are split over the ranks until a rowwise layer takes them, and {operation} is given them before"
+    held = f"This rank has {', '.join(map(str, sorted(split.widths)))} of them"
+    if operation in _PARTS:
+        advice = f"Make a Linear of its own of each part that {layer!r} makes, or take its rule and those of its block away"
+    elif operation in ("cross_entropy", "nll_loss", "the caller of the model"):
+        advice = f"Set vocab_head for {layer!r}, whose output looks whole, rowwise for the layer behind it, or take its rule away"
+    else:
+        advice = f"Set rowwise for the layer behind it, or take the rule of {layer!r} and those of its block away"
+    numbers = held if error is None else f"{held}; {type(error).__name__}: {error}"
+    raise ModelError(message(f"tensor[{layer!r}]", "colwise", rule, numbers, advice)) from error
+
+
+def plain(value: Any) -> Any:
+    """The nested value with plain tensors."""
+    return map_tensors(lambda _, each: each.as_subclass(Tensor) if isinstance(each, SplitFeatures) else each, value)
+
+
+def watch_features(model: nn.Module, styles: Mapping[str, str], looks: Callable[[], bool]) -> None:
+    """Lets outputs of colwise layers know that they are split, where `looks` says that a step is looked at."""
+
+    def mark(name: str) -> Callable[..., Any]:
+        def note(_layer: nn.Module, _args: Any, output: Tensor) -> Tensor | None:
+            return made_by(output, (name,), frozenset([output.shape[-1]])) if looks() and type(output) is Tensor else None
+
+        return note
+
+    def take(_layer: nn.Module, args: tuple[Any, ...]) -> Any:
+        return plain(args) if any(isinstance(each, SplitFeatures) for each in args) else None
+
+    def leave(_model: nn.Module, _args: Any, output: Any) -> None:
+        for each in iterate_tensors(output):
+            if isinstance(each, SplitFeatures):
+                refuse(each, "the caller of the model")
+
+    for name, style in styles.items():
+        if style == "colwise":
+            model.get_submodule(name).register_forward_hook(mark(name))
+        elif style == "rowwise":
+            model.get_submodule(name).register_forward_pre_hook(take)
+    model.register_forward_hook(leave)

@@ -1,0 +1,155 @@
+"""Plans that leave features split where all of them are needed: refused by name on every rank, and what is like it is right."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hybrid_strategy import ParallelPlan
+from tests.contract import own_models
+from tests.contract.items import Item, compare_item
+from tests.contract.layouts import LAYOUTS
+from tests.contract.model_items import _train
+
+WIDTH, VOCAB = own_models.WIDTH, own_models.VOCAB
+
+
+class SplitHead(own_models.Transformer):
+    plan = ParallelPlan(units=own_models.Transformer.plan.units, tensor={**own_models.Transformer.plan.tensor, "head": "colwise"})
+
+
+class Normed(own_models.Attention):
+    """Norms queries over the whole width, by a weight (OLMo 2) or without one."""
+
+    def __init__(self, weight: bool = False) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(WIDTH)) if weight else 1.0
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        query = self.query(x)
+        query = self.scale * query * torch.rsqrt(query.pow(2).mean(-1, keepdim=True) + 1e-6)
+        mixed = F.scaled_dot_product_attention(*(_heads(each) for each in (query, self.key(x), self.value(x))))
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class HeadNormed(Normed):
+    """Norms every head by itself, and knows attention by its products."""
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        query, key, value = (_heads(layer(x)) for layer in (self.query, self.key, self.value))
+        query = query * torch.rsqrt(query.pow(2).mean(-1, keepdim=True) + 1e-6)
+        first, second = query[..., : WIDTH // 4], query[..., WIDTH // 4 :]
+        shares = torch.softmax(torch.cat([-second, first], -1) @ key.transpose(-1, -2) / 2.0, -1, dtype=torch.float32)
+        return self.out((shares.to(value) @ value).transpose(1, 2).reshape(*x.shape[:2], -1))
+
+
+class HeadWeights(HeadNormed):
+    """Has a weight for every head (Cohere), of which no rule says anything."""
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        query, key, value = (_heads(layer(x)) for layer in (self.query, self.key, self.value))
+        weights = torch.diag_embed(self.scale.view(own_models.HEADS, -1))
+        query = torch.bmm(query.transpose(0, 1).flatten(1, 2), weights).view(query.transpose(0, 1).shape).transpose(0, 1)
+        return self.out(F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2))
+
+
+class MixedNormed(Normed):
+    """Norms what its heads have attended to, over the whole width."""
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        mixed = F.scaled_dot_product_attention(*(_heads(each(x)) for each in (self.query, self.key, self.value)))
+        return self.out(F.normalize(mixed.transpose(1, 2).flatten(2), dim=-1))
+
+
+class Fused(nn.Module):
+    """A gate and what it lets through come out of one Linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 24), nn.Linear(12, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, value = self.up(x).chunk(2, -1)
+        return self.down(F.silu(gate) * value)
+
+
+def _heads(each: Tensor) -> Tensor:
+    return each.unflatten(-1, (-1, WIDTH // own_models.HEADS)).transpose(1, 2)
+
+
+def _with(attention: Any) -> type[nn.Module]:
+    class Kind(own_models.Transformer):
+        def __init__(self) -> None:
+            super().__init__()
+            for block in self.blocks:
+                block.attention = attention()
+
+    Kind.__name__ = getattr(attention, "__name__", "weighted")
+    return Kind
+
+
+class FusedTransformer(own_models.Transformer):
+    plan = ParallelPlan(
+        units=own_models.Transformer.plan.units, tensor={"blocks.*.mlp.up": "colwise", "blocks.*.mlp.down": "rowwise"}
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        for block in self.blocks:
+            block.mlp = Fused()
+
+
+class NoRowwise(own_models.Transformer):
+    """A rule is forgotten."""
+
+    plan = ParallelPlan(units=own_models.Transformer.plan.units, tensor={"blocks.*.attention.out": "colwise"})
+
+
+def _fit(name: str, layout: str, folder: str = "") -> Any:
+    return _train(KINDS[name], False, False, True, layout, folder)  # type: ignore[arg-type]
+
+
+KINDS = {
+    "split_head": SplitHead,
+    "normed": _with(Normed),
+    "weighted": _with(partial(Normed, weight=True)),
+    "head_weights": _with(partial(HeadWeights, weight=True)),
+    "mixed": _with(MixedNormed),
+    "heads": _with(HeadNormed),
+    "fused": FusedTransformer,
+    "no_rowwise": NoRowwise,
+}
+
+
+def _compare(name: str, layout: str, words: str = "") -> None:
+    item = Item(f"split_{name}", 8, partial(_fit, name), refused={layout: words} if words else {}, relative=4e-6)
+    result, why = compare_item(item, LAYOUTS[layout])
+    assert result == ("refused" if words else "same"), "\n".join(why[:10])
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "words"),
+    [
+        ("split_head", "tp2", "Set vocab_head for 'head', whose output looks whole"),
+        ("split_head", "tp2_pp2", "tensor['head'] is 'colwise': its features are split over the ranks"),
+        ("normed", "tp2", "tensor['blocks.0.attention.query'] is 'colwise': its features are split over the ranks"),
+        ("normed", "tp2_pp2", "and mean is given them before. This rank has 4 of them"),
+        ("weighted", "tp2", "tensor['blocks.0.attention.query'] is 'colwise'"),
+        ("head_weights", "tp2", "tensor['blocks.0.attention.query'] is 'colwise'"),
+        ("mixed", "tp2", "and normalize is given them before"),
+        ("fused", "tp2", "Make a Linear of its own of each part that 'blocks.0.mlp.up' makes"),
+        ("no_rowwise", "tp2", "Set rowwise for the layer behind it"),
+    ],
+)
+def test_what_would_mix_split_features_is_refused(name: str, layout: str, words: str) -> None:
+    _compare(name, layout, words)
+
+
+@pytest.mark.parametrize("layout", ["tp2", "tp2_pp2"])
+def test_what_works_within_heads_is_right(layout: str) -> None:
+    _compare("heads", layout)
