@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hybrid_strategy.config.door import known_keys
 from hybrid_strategy.config.messages import Shown, no_such_key, unreadable
+from hybrid_strategy.config.secrets import check_typed
 from hybrid_strategy.config.settings import GROUPS, OPEN_GROUPS, RunConfig
 from hybrid_strategy.config.targets import BY_TARGET, LANGUAGE_MODEL
 from hybrid_strategy.errors import ConfigError, message
@@ -45,6 +46,7 @@ def checked(overrides: Sequence[str]) -> list[str]:
         ConfigError: a key does not exist, or an override cannot be read; the message has the form that can.
     """
     parsed = [_parse(text) for text in overrides]
+    check_typed(parsed)
     accepted = [_check(override, text) for override, text in zip(parsed, overrides, strict=True)]
     return [*_own_groups(parsed), *accepted]
 
