@@ -18,6 +18,9 @@ from hybrid_strategy.errors import ConfigError, did_you_mean, message
 
 T = TypeVar("T")
 
+OF_THE_SWEEP = ("array", "max_parallel", "wait", "dry_run", "poll_seconds")
+"""Settings of launchers that are the command's own; the others may differ from point to point."""
+
 _LEAST = {
     "max_parallel": 1,
     "poll_seconds": 0.01,
