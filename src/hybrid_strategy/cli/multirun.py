@@ -91,7 +91,8 @@ def _check_one_value(source: Source) -> None:
     for each in choices_of({}, source.overrides):
         if each.key.startswith(("hydra.", "hydra/")) and len(each.overrides) > 1:
             values = ", ".join(text.partition("=")[2] for text in each.overrides)
-            rule, advice = "a command line has one value of it for all points", "Set one; points of a sweep's file may differ"
+            rule = "a command line has one value of it for all points"
+            advice = "Set one" if "/" in each.key else "Set one; in hydra.sweeper.points each point may have its own"
             raise ConfigError(message(each.key, Shown(values), rule, "", advice))
 
 
