@@ -26,6 +26,12 @@ def test_a_run_is_not_called_a_sweep(tmp_path: Path) -> None:
     assert summary(ROWS[:1]) == "1 ok"
 
 
+def test_no_time_is_told_where_a_point_takes_longer_than_those_before_it() -> None:
+    running = [Row("tp2", "running", "", 7, 100, None, None, None, None, seconds) for seconds in (3600.0, 9000.0)]
+    assert summary([ROWS[0], running[0]]) == "1 ok, 1 running, about 1 min 40 s left, best so far dp2_tp2_zero1_m8"
+    assert summary([ROWS[0], running[1]]) == "1 ok, 1 running, best so far dp2_tp2_zero1_m8"
+
+
 @pytest.mark.parametrize("width", [48, 60, 80, 120])
 def test_names_states_and_reasons_have_room_on_every_screen(width: int) -> None:
     out = io.StringIO()

@@ -84,7 +84,7 @@ def _check_used(given: argparse.Namespace) -> None:
 def folder_of(name: str, output_dir: str) -> Path:
     """The folder of a sweep: a path that holds one, else the name below the output folder."""
     path = Path(name).expanduser()
-    if (path / SWEEP_FILE).is_file():
+    if (path / SWEEP_FILE).is_file() or (path.is_dir() and path != Path(path.name)):
         return path.resolve()
     return Path(name_folder(f"{output_dir}/sweeps", name)).absolute()
 

@@ -216,7 +216,7 @@ def summary(rows: Sequence[Row]) -> str:
     counts = {state: sum(row.state == state for row in rows) for state in states.ALL}
     words = [f"{count} {state}" for state, count in counts.items() if count]
     left = seconds_left(rows)
-    if left is not None:
+    if left is not None and left >= 1:  # one that takes longer than the others tells nothing
         words.append(f"about {format_seconds(left)} left")
     done = [row for row in rows if row.state == states.OK and row.loss is not None]
     if done and len(rows) > 1:
