@@ -306,6 +306,9 @@ def test_nothing_is_left_running(tmp_path, number, capsys):
     if number != signal.SIGKILL:
         assert read_state(pid.parent).state == "pending"
         assert not (tmp_path / "outputs/sweeps/s/.lock").exists()
+    assert main(["sweep", "status", "s"]) == 0
+    assert "running" not in capsys.readouterr().out
+    assert read_state(pid.parent).state == "pending"
     assert main(["sweep", "cancel", "s"]) == 0
     assert "nothing of it is running" in capsys.readouterr().out
 
