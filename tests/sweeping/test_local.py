@@ -226,6 +226,14 @@ def test_settings_of_launcher_and_sweeper_are_checked(monkeypatch, wrong, capsys
         ("sweeps=parallel_sizes hydra/sweeper=basic", "BasicSweeper has no such key. Set hydra/sweeper=layouts"),
         ("sweeps=scaling hydra/sweeper=basic", "BasicSweeper has no such key. Set hydra/sweeper=grid or layouts"),
         ("seed=1,2 hydra.sweeper.top=1", "hydra.sweeper.top is set: hydra/sweeper=grid has no such key"),
+        (
+            "seed=1,2 hydra.launcher=slurm",
+            "hydra.launcher is slurm: what is chosen is an option of a group, written with a slash",
+        ),
+        (
+            "seed=1,2 hydra/launcher=slurm hydra.launcher.setup=x",
+            "hydra.launcher.setup is of another type: it must be a list. Set a list.",
+        ),
         ("seed=1,2 hydra.launcher.time=1,2", "hydra.launcher.time is 1, 2: a command line has one value of it for all points"),
         ("seed=1,2 hydra/launcher=basic hydra.launcher.time=5", "has no such key. Set hydra/launcher=local or slurm"),
     ],

@@ -108,6 +108,10 @@ def _check(override: Override, text: str) -> str:
     if key in OPEN_GROUPS and isinstance(override.value(), dict):
         return f"++{text.lstrip('+')}"
     value = override.value()
+    if key in ("hydra.launcher", "hydra.sweeper") and not isinstance(value, dict):
+        group = key.replace(".", "/")
+        rule = "what is chosen is an option of a group, written with a slash"
+        raise ConfigError(message(key, Shown(_value_text(override)), rule, "", f"Set {group}={_value_text(override)}"))
     no_name = isinstance(value, (bool, int, float)) or (value is None and not override.is_delete())
     if (key in (*GROUPS, "hydra") or "/" in key) and no_name:
         rule, advice = "the option of a group is a name", f"hybrid plan --info searchpath shows where {key}/ is looked for"
