@@ -144,3 +144,9 @@ def test_the_command_is_on_the_path():
     if not os.access(script, os.X_OK):
         pytest.skip("the package is imported from its source: the script exists where it is installed, as by make install")
     assert subprocess.run([script, "--version"], capture_output=True, text=True, check=True).stdout.startswith("hybrid-strategy")
+
+
+def test_a_folder_that_is_no_sweep_is_named_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run").mkdir()
+    assert main(["sweep", "status", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err.startswith(f"NAME is '{tmp_path}/run': there is no sweep of this name")

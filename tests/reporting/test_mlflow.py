@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,28 @@ def test_other_ranks_have_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     logger.finalize()
     assert (logger.name, logger.version) == ("e", None)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("uri", "store"),
+    [("http://us%40er:p%2Fw@host:5000/x", "http://host:5000/x"), ("postgresql://u:pw@host/db", "postgresql://host/db")],
+)
+def test_no_password_of_a_store_comes_into_a_file(uri: str, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_zero_only, "rank", 1)  # none is asked
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
+        monkeypatch.setenv(name, "")
+    logger = MlflowRunLogger("e", save_dir=str(tmp_path), run_dir=str(tmp_path))
+    assert logger.where() == {"id": None, "store": store}
+    if uri.startswith("http"):  # what MLflow prints is what it was given; the rest it finds there
+        assert logger._tracking_uri == store
+        assert (os.environ["MLFLOW_TRACKING_USERNAME"], os.environ["MLFLOW_TRACKING_PASSWORD"]) == ("us@er", "p/w")
+
+
+def test_no_password_of_a_store_is_in_a_warning(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="MLflow does not work") as told:
+        MlflowRunLogger("e", save_dir=str(tmp_path), tracking_uri="nosuch://user:pa55word@store")
+    assert "pa55word" not in "".join(str(each.message) for each in told)
 
 
 def test_a_store_that_cannot_be_had_is_a_warning(tmp_path: Path) -> None:

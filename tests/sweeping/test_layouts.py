@@ -48,6 +48,23 @@ def test_a_grid_of_sizes_has_the_points_that_brute_force_finds():
     assert all(each.kind == "refused" and each.reason.endswith(".") for each in skipped)
 
 
+def test_one_data_parallel_rank_has_nothing_to_shard_and_is_run_once():
+    given = {"sharding": ("zero2", "ddp", "zero1"), "num_microbatches": (4, 8)}
+    candidates, skipped = _split(Space(2, Axes(given), shape=SMALL, global_batch_size=8))
+    runs = [(each.layout.name, each.values["sharding"], each.batch.num_microbatches) for each in candidates]
+    for name in ("pp2", "tp2"):
+        assert [each[1:] for each in runs if each[0].startswith(name)] == [("zero2", 4), ("zero2", 8)]
+    assert len([each for each in runs if each[0].startswith("dp2")]) == 3
+    reason = "sharding is 'ddp': one data-parallel rank has nothing to shard. It would be the run with zero2 once more."
+    assert [each.reason for each in skipped if each.name == "pp2_ddp"] == [reason]
+    assert sorted(each.name for each in skipped if "nothing to shard" in each.reason) == [
+        "pp2_ddp",
+        "pp2_zero1",
+        "tp2_ddp",
+        "tp2_zero1",
+    ]
+
+
 @pytest.mark.parametrize("world", [1, 2, 6, 8, 12])
 def test_free_sizes_multiply_to_the_world_and_pass_the_engine(world: int):
     candidates, _ = _split(Space(world, Axes(), shape=SMALL, global_batch_size=24))

@@ -113,6 +113,24 @@ def test_a_point_over_its_time_ends_and_the_next_one_runs(monkeypatch, kind):
     assert not Path(f"/proc/{Path(f'outputs/sweeps/s/seed-{kind}/pid').read_text()}").exists()
 
 
+def test_each_point_has_its_own_limit_and_variables(monkeypatch):
+    monkeypatch.setattr("hybrid_strategy.sweeping.local._GRACE_SECONDS", 0.5)
+    sets = "hydra.sweeper.points=[{seed: 103, hydra.launcher.time: 0.05}, {seed: 100, hydra.launcher.environment.MINE: here}]"
+    code, text = _sweep(monkeypatch, sets)
+    assert code == 5
+    assert "1 ok, 1 timeout" in text
+    assert str(_result("seed-103")["reason"]).startswith("it did not end within 3 s")
+    seen = [json.loads(Path(f"outputs/sweeps/s/seed-{each}/environment.json").read_text()) for each in (103, 100)]
+    assert [each.get("MINE") for each in seen] == [None, "here"]
+
+
+@pytest.mark.parametrize("setting", ["max_parallel: 2", "poll_seconds: 9", "time: soon"])
+def test_what_is_of_the_whole_sweep_is_refused_at_a_point_and_so_is_what_is_wrong_there(monkeypatch, setting):
+    with pytest.raises(ConfigError, match=f"hydra.launcher.{setting.partition(':')[0]} is .*(for the whole sweep|it is minutes)"):
+        _sweep(monkeypatch, f"hydra.sweeper.points=[{{seed: 1}}, {{seed: 2, hydra.launcher.{setting}}}]")
+    assert not Path("outputs").exists()
+
+
 def test_nothing_of_a_distributed_process_reaches_a_point(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "THEIRS"):
         monkeypatch.setenv(name, "7")
@@ -206,6 +224,15 @@ def test_settings_of_launcher_and_sweeper_are_checked(monkeypatch, wrong, capsys
         ("sweeps=parallel_sizes hydra/sweeper=basic", "BasicSweeper has no such key. Set hydra/sweeper=layouts"),
         ("sweeps=scaling hydra/sweeper=basic", "BasicSweeper has no such key. Set hydra/sweeper=grid or layouts"),
         ("seed=1,2 hydra.sweeper.top=1", "hydra.sweeper.top is set: hydra/sweeper=grid has no such key"),
+        (
+            "seed=1,2 hydra.launcher=slurm",
+            "hydra.launcher is slurm: what is chosen is an option of a group, written with a slash",
+        ),
+        (
+            "seed=1,2 hydra/launcher=slurm hydra.launcher.setup=x",
+            "hydra.launcher.setup is of another type: it must be a list. Set a list.",
+        ),
+        ("seed=1,2 hydra.launcher.time=1,2", "hydra.launcher.time is 1, 2: a command line has one value of it for all points"),
         ("seed=1,2 hydra/launcher=basic hydra.launcher.time=5", "has no such key. Set hydra/launcher=local or slurm"),
     ],
 )
@@ -285,6 +312,9 @@ def test_nothing_is_left_running(tmp_path, number, capsys):
     if number != signal.SIGKILL:
         assert read_state(pid.parent).state == "pending"
         assert not (tmp_path / "outputs/sweeps/s/.lock").exists()
+    assert main(["sweep", "status", "s"]) == 0
+    assert "running" not in capsys.readouterr().out
+    assert read_state(pid.parent).state == "pending"
     assert main(["sweep", "cancel", "s"]) == 0
     assert "nothing of it is running" in capsys.readouterr().out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 from hybrid_strategy.errors import ConfigError
 from hybrid_strategy.sweeping.points import Point, Resources, command_of
 from hybrid_strategy.sweeping.settings import LayoutsSettings, LocalSettings, SlurmSettings, settings_of
+from hybrid_strategy.sweeping.slurm import commands
 from hybrid_strategy.sweeping.slurm.script import script_of
+from hybrid_strategy.sweeping.slurm.submission import Submission
 
 POINT = Point("tp2", Path("/here/tp2"), (), {}, (), Resources(2, 4, gpus=True), {}, "d")
 
@@ -70,6 +73,27 @@ def test_no_gpus_no_requeues() -> None:
 def test_what_cannot_be_is_refused_by_name(values: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         _script(**values)
+
+
+@pytest.mark.parametrize("name", ["two words", "odd $x `y` 'q' ü 5%j", "plain"])
+@pytest.mark.parametrize("array", [True, False])
+def test_every_option_of_every_script_is_one_word_whatever_the_name(
+    name: str, array: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "submit", lambda script, options=(): "7")
+    points = [replace(POINT, name=each, folder=tmp_path / name / each) for each in ("a", "b")]
+    Submission(settings_of(SlurmSettings, {"array": array}, "hydra.launcher"), tmp_path / name, "a:b").submit(points)
+    scripts = list(tmp_path.rglob("*.sh"))
+    assert len(scripts) == 2 + array
+    for script in scripts:
+        options = [line.removeprefix("#SBATCH ") for line in script.read_text().splitlines() if line.startswith("#SBATCH ")]
+        assert [each for each in options if len(shlex.split(each)) != 1] == []
+        assert [each for each in options if f"--job-name={name}" in shlex.split(each)[0]]
+
+
+def test_what_cannot_stand_in_a_script_is_told_by_the_setting_that_it_comes_from(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^name is 's\"q\.tp2': a line of the script cannot hold"):
+        script_of(POINT, SlurmSettings(), 's"q', "a:b")
 
 
 @pytest.mark.parametrize(

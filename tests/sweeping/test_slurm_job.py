@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from hybrid_strategy.config.storage import PREEMPTED_FILE, RESULT_FILE
-from hybrid_strategy.errors import PreemptedError
+from hybrid_strategy.errors import PreemptedError, RunError
 from hybrid_strategy.files import write_json
 from hybrid_strategy.launch.failures import record
+from hybrid_strategy.sweeping.attempts import read_state, write_state
 from hybrid_strategy.sweeping.points import POINT_FILE
+from hybrid_strategy.sweeping.session import Session
+from hybrid_strategy.sweeping.settings import SlurmSettings
+from hybrid_strategy.sweeping.slurm import commands
 from hybrid_strategy.sweeping.slurm.job import end_job
+from hybrid_strategy.sweeping.slurm.runner import SlurmRunner
+from hybrid_strategy.sweeping.slurm.submission import Submission
 from tests.support.sweep_points import ended_point
 
 LOST = RuntimeError("pair.cc:553] Connection closed by peer [198.18.78.4]:58559")
@@ -60,6 +69,36 @@ def test_what_a_rank_raises_is_the_cause(folder: Path) -> None:
     record(folder / "logs", 1, ValueError("made to fail"))
     assert end_job(folder, 1) == 1
     assert _result(folder) == ("failed", "rank 1: ValueError: made to fail")
+
+
+def _runner() -> tuple[SlurmRunner, io.StringIO]:
+    out = io.StringIO()
+    settings = SlurmSettings(wait=False, poll_seconds=0.01)
+    return SlurmRunner(settings, Session(Console(file=out, width=200), folder=Path("/s"))), out
+
+
+def test_a_point_whose_job_is_ending_is_submitted_after_that(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (point, other) = (ended_point(folder, name, {}, 2.0, state="cancelled", reason="cancelled") for name in ("a", "b"))
+    for each, job in ((point, "5_0"), (other, "4")):
+        write_state(each.folder, replace(read_state(each.folder), job=job))
+    answers = [{"5_0": ("COMPLETING", "None")}] * 4
+    monkeypatch.setattr(commands, "queue", lambda jobs: answers.pop() if answers and "5_0" in jobs else {})
+    submitted: list[str] = []
+    monkeypatch.setattr(Submission, "submit", lambda self, points: submitted.extend(each.name for each in points))
+    runner, out = _runner()
+    runner.run([point, other], lambda: None)
+    assert submitted == ["a", "b"]
+    assert not answers
+    assert out.getvalue() == "waiting for jobs that are ending: a\n"
+
+
+def test_a_job_that_does_not_end_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    point = ended_point(folder, "a", {}, 2.0, state="cancelled", reason="cancelled")
+    write_state(point.folder, replace(read_state(point.folder), job="5"))
+    monkeypatch.setattr(commands, "queue", lambda jobs: {"5": ("COMPLETING", "None")})
+    monkeypatch.setattr("hybrid_strategy.sweeping.slurm.runner._ENDING_SECONDS", 0.05)
+    with pytest.raises(RunError, match="a: the job before is still ending"):
+        _runner()[0].run([point], lambda: None)
 
 
 @pytest.mark.parametrize(("signal", "state"), [("SIGUSR1", "timeout"), ("SIGTERM", "preempted")])

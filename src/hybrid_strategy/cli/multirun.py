@@ -67,6 +67,7 @@ def run_sweep(given: Arguments, point: Point, target: str) -> int:
     """
     single = not given.multirun and _names(given, "sweeps") is None
     command = shlex.join(["hybrid", "train", *(["-m"] if not single else []), *_where(given.source), *given.source.overrides])
+    _check_one_value(given.source)
     given = replace(given, source=replace(given.source, overrides=checked_settings(given.source.overrides)))
     entry = (sys.executable, "-m", "hybrid_strategy.cli.point")
     session = Session(make_console(), command, single, target, entry)
@@ -83,6 +84,16 @@ def run_sweep(given: Arguments, point: Point, target: str) -> int:
         print("\n".join(session.failed), file=sys.stderr)
         return SWEEP_FAILED
     return close(session) if session.points and code == 0 else code
+
+
+def _check_one_value(source: Source) -> None:
+    """Hydra sweeps over nothing of its own, and says so without a word of how to."""
+    for each in choices_of({}, source.overrides):
+        if each.key.startswith(("hydra.", "hydra/")) and len(each.overrides) > 1:
+            values = ", ".join(text.partition("=")[2] for text in each.overrides)
+            rule = "a command line has one value of it for all points"
+            advice = "Set one" if "/" in each.key else "Set one; in hydra.sweeper.points each point may have its own"
+            raise ConfigError(message(each.key, Shown(values), rule, "", advice))
 
 
 def _where(source: Source) -> list[str]:

@@ -20,11 +20,11 @@ from hybrid_strategy.files import json_of
 from hybrid_strategy.launch.job import log_path
 from hybrid_strategy.reporting.console import make_console
 from hybrid_strategy.sweeping import states
-from hybrid_strategy.sweeping.attempts import conclude, read_state
+from hybrid_strategy.sweeping.attempts import conclude, note_abandoned, read_state
 from hybrid_strategy.sweeping.book import LOST, SWEEP_FILE, Book, open_book, to_run
 from hybrid_strategy.sweeping.launchers import RUNNERS
 from hybrid_strategy.sweeping.launching import run_points
-from hybrid_strategy.sweeping.lock import holder, locked
+from hybrid_strategy.sweeping.lock import abandoned, holder, locked
 from hybrid_strategy.sweeping.points import Point
 from hybrid_strategy.sweeping.report.page import REPORT_FILE
 from hybrid_strategy.sweeping.results import CSV_FILE, JSON_FILE, result_rows, write_results
@@ -84,20 +84,22 @@ def _check_used(given: argparse.Namespace) -> None:
 def folder_of(name: str, output_dir: str) -> Path:
     """The folder of a sweep: a path that holds one, else the name below the output folder."""
     path = Path(name).expanduser()
-    if (path / SWEEP_FILE).is_file():
+    if (path / SWEEP_FILE).is_file() or (path.is_dir() and path != Path(path.name)):
         return path.resolve()
     return Path(name_folder(f"{output_dir}/sweeps", name)).absolute()
 
 
 def _refresh(book: Book) -> None:
-    """Asks Slurm about jobs that have not said how they ended."""
+    """Asks Slurm about jobs that have not said how they ended; notes what a command on this machine left as it was killed."""
     open_points = [point for point in book.points if read_state(point.folder).job and not _ended(point)]
     watcher = Watcher(patience_seconds=0.0)
     try:
         watcher.look(open_points)
+        if abandoned(book.folder):
+            note_abandoned(book.points)
     except OSError as error:  # a sweep of somebody else may be looked at
         print(
-            f"what Slurm says of its jobs cannot be kept, so this is how they stood last: {of_file_system(error)}",
+            f"what came of its points cannot be kept, so this is how they stood last: {of_file_system(error)}",
             file=sys.stderr,
         )
     if watcher.outage:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hybrid_strategy.config.plan import RunPlan
+from hybrid_strategy.config.secrets import read_variables
 from hybrid_strategy.config.settings import RunConfig, StrategySettings
 from hybrid_strategy.config.target_arguments import HYDRA_WORDS
 from hybrid_strategy.config.targets import TEXT_DATA, sequence_length_of, shape_of, text_data_arguments
@@ -56,6 +57,8 @@ def make(values: Mapping[str, Any], key: str) -> Any:
 def _made(value: Any, key: str) -> Any:
     if isinstance(value, Mapping):
         return make(value, key) if "_target_" in value else {name: _made(each, f"{key}.{name}") for name, each in value.items()}
+    if isinstance(value, str):
+        return read_variables(value, key)
     if isinstance(value, (list, tuple)):
         return [_made(each, f"{key}[{index}]") for index, each in enumerate(value)]
     return value

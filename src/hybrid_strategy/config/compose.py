@@ -17,6 +17,7 @@ from hybrid_strategy.config.folders import shipped_folder
 from hybrid_strategy.config.messages import HYDRA_ERRORS, explained
 from hybrid_strategy.config.overrides import check_nothing_ignored, checked
 from hybrid_strategy.config.schema import read, register
+from hybrid_strategy.config.secrets import check_hydra
 from hybrid_strategy.config.settings import RunConfig
 from hybrid_strategy.errors import ConfigError, message
 
@@ -53,12 +54,14 @@ def compose(source: Source) -> DictConfig:
         with initialize_config_dir(str(shipped_folder("conf")), version_base=VERSION_BASE):
             if source.config_dir is not None:
                 _search(os.path.abspath(source.config_dir))
-            return hydra_compose(source.config_name, overrides=accepted, return_hydra_config=True)
+            config = hydra_compose(source.config_name, overrides=accepted, return_hydra_config=True)
     except HYDRA_ERRORS as error:
         given = dict(text.lstrip("+").partition("=")[::2] for text in source.overrides)
         raise explained(error, given=given) from error
     finally:
         GlobalHydra.instance().clear()
+    check_hydra(config)
+    return config
 
 
 def _search(folder: str) -> None:

@@ -166,7 +166,11 @@ def _by_key(text: str, place: Place) -> ConfigError:
         null = "is not Optional" in text or "Incompatible value 'None'" in text
         typed = "of another type" if place.given is None else str(place.given)
         shown = value[1].strip("'") if value is not None else "null" if null else typed
-        advice = f"Set {wanted}" if "a list" not in wanted or shown is not typed else f"Set {wanted}, such as [{typed}]"
+        advice = (
+            f"Set {wanted}"
+            if "a list" not in wanted or place.given is None or shown is not typed
+            else f"Set {wanted}, such as [{typed}]"
+        )
         return ConfigError(message(full_key, Shown(shown + source), f"it must be {wanted}", "", advice))
     return ConfigError(message(full_key, Shown(f"wrong{source}"), " ".join(lines) or text, "", ""))
 

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hybrid_strategy.config.door import known_keys
 from hybrid_strategy.config.messages import Shown, no_such_key, unreadable
+from hybrid_strategy.config.secrets import check_typed
 from hybrid_strategy.config.settings import GROUPS, OPEN_GROUPS, RunConfig
 from hybrid_strategy.config.targets import BY_TARGET, LANGUAGE_MODEL
 from hybrid_strategy.errors import ConfigError, message
@@ -45,6 +46,7 @@ def checked(overrides: Sequence[str]) -> list[str]:
         ConfigError: a key does not exist, or an override cannot be read; the message has the form that can.
     """
     parsed = [_parse(text) for text in overrides]
+    check_typed(parsed)
     accepted = [_check(override, text) for override, text in zip(parsed, overrides, strict=True)]
     return [*_own_groups(parsed), *accepted]
 
@@ -106,6 +108,10 @@ def _check(override: Override, text: str) -> str:
     if key in OPEN_GROUPS and isinstance(override.value(), dict):
         return f"++{text.lstrip('+')}"
     value = override.value()
+    if key in ("hydra.launcher", "hydra.sweeper") and not isinstance(value, dict):
+        group = key.replace(".", "/")
+        rule = "what is chosen is an option of a group, written with a slash"
+        raise ConfigError(message(key, Shown(_value_text(override)), rule, "", f"Set {group}={_value_text(override)}"))
     no_name = isinstance(value, (bool, int, float)) or (value is None and not override.is_delete())
     if (key in (*GROUPS, "hydra") or "/" in key) and no_name:
         rule, advice = "the option of a group is a name", f"hybrid plan --info searchpath shows where {key}/ is looked for"

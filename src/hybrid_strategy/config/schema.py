@@ -17,6 +17,7 @@ from hybrid_strategy.config.hugging_face import with_sizes
 from hybrid_strategy.config.literal import escape
 from hybrid_strategy.config.messages import Shown, explained
 from hybrid_strategy.config.ranges import check_ranges
+from hybrid_strategy.config.secrets import without_secrets
 from hybrid_strategy.config.settings import OPEN_GROUPS, ClusterSettings, RunConfig
 from hybrid_strategy.config.targets import open_kinds
 from hybrid_strategy.errors import ConfigError, message
@@ -47,7 +48,7 @@ def _tell(store: ConfigStore) -> None:
 
 
 def read(config: DictConfig, run_dir: str | None = None) -> RunConfig:
-    """The frozen configuration from a composed one; everything resolved, every shipped key typed.
+    """The frozen configuration from a composed one; everything resolved but secrets, every shipped key typed.
 
     Raises:
         ConfigError: a key that does not exist, a value of the wrong type, or one that is missing.
@@ -62,7 +63,7 @@ def read(config: DictConfig, run_dir: str | None = None) -> RunConfig:
         values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise explained(error) from error
-    return from_values({str(key): value for key, value in values.items()})  # type: ignore[union-attr]
+    return from_values(without_secrets(config, {str(key): value for key, value in values.items()}))  # type: ignore[union-attr]
 
 
 def from_values(values: Mapping[str, Any]) -> RunConfig:

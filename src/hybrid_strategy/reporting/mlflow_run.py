@@ -13,6 +13,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import MLFlowLogger
@@ -47,7 +48,7 @@ class MlflowRunLogger(MLFlowLogger):
     ) -> None:
         Logger.__init__(self)
         folder = Path(save_dir or ".").absolute()
-        self._experiment_name, self._tracking_uri = experiment_name, tracking_uri or _store(folder)
+        self._experiment_name, self._tracking_uri = experiment_name, _signed_in(tracking_uri or _store(folder))
         self._file = Path(run_dir) / RUN_FILE if run_dir is not None else None
         self._problem: str | None = None
         self._run_id, self._experiment_id, self._initialized, self._prefix = None, None, False, ""
@@ -94,7 +95,7 @@ class MlflowRunLogger(MLFlowLogger):
 
     def where(self) -> dict[str, Any]:
         """How to see the run: its id and store, or the `problem`."""
-        return {"problem": self._problem} if self._problem else {"id": self._run_id, "store": self._tracking_uri}
+        return {"problem": self._problem} if self._problem else {"id": self._run_id, "store": _shown(self._tracking_uri)}
 
     def _make(self, folder: Path, given: dict[str, Any]) -> None:
         for talker in ("alembic", "mlflow.store", "lightning.pytorch.loggers.mlflow"):  # of every table and experiment made
@@ -107,7 +108,7 @@ class MlflowRunLogger(MLFlowLogger):
         if self._goes_on:
             client.update_run(self._run_id, status="RUNNING")
         if self._file is not None:
-            self._file.write_text(json.dumps({"run_id": self._run_id, "store": self._tracking_uri}), encoding="utf-8")
+            self._file.write_text(json.dumps({"run_id": self._run_id, "store": _shown(self._tracking_uri)}), encoding="utf-8")
 
     def _known(self) -> str | None:
         """The run of an earlier attempt in this folder, in the same store."""
@@ -115,7 +116,7 @@ class MlflowRunLogger(MLFlowLogger):
             known = json.loads(self._file.read_text(encoding="utf-8")) if self._file is not None else {}
         except (OSError, ValueError):
             return None
-        return str(known["run_id"]) if known.get("store") == self._tracking_uri else None
+        return str(known["run_id"]) if known.get("store") == _shown(self._tracking_uri) else None
 
     def _attempt(self, function: Any) -> None:
         if self._problem is not None:
@@ -123,9 +124,25 @@ class MlflowRunLogger(MLFlowLogger):
         try:
             function()
         except Exception as error:
-            self._problem = short(error)
+            self._problem = short(error).replace(self._tracking_uri, _shown(self._tracking_uri))
             rank_zero_warn(f"MLflow does not work ({self._problem}): the run goes on without it.")
 
 
 def _store(folder: Path) -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder / 'mlflow.db'}"
+
+
+def _signed_in(uri: str) -> str:
+    """The URI of a server without user and password, which MLflow then finds in the environment: it prints its URI."""
+    parts = urlsplit(uri)
+    if parts.scheme not in ("http", "https") or "@" not in parts.netloc:
+        return uri
+    os.environ["MLFLOW_TRACKING_USERNAME"] = unquote(parts.username or "")
+    os.environ["MLFLOW_TRACKING_PASSWORD"] = unquote(parts.password or "")
+    return _shown(uri)
+
+
+def _shown(uri: str) -> str:
+    """The URI as it may stand in files. A database's keeps its password for MLflow alone."""
+    parts = urlsplit(uri)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in parts.netloc else uri

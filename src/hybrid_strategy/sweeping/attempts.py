@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from hybrid_strategy.config.storage import PREEMPTED_FILE, RESULT_FILE, moved, r
 from hybrid_strategy.files import read_json, write_json
 from hybrid_strategy.sweeping import states
 from hybrid_strategy.sweeping.metrics import METRICS_FILE, merge_parts, set_aside
-from hybrid_strategy.sweeping.points import read_point
+from hybrid_strategy.sweeping.points import Point, read_point
 
 STATE_FILE = "state.json"
 STATUS_FILE = "status.json"
@@ -67,6 +68,15 @@ def ended_at(folder: Path, state: State) -> float:
         return max(state.started, (folder / STATUS_FILE).stat().st_mtime)
     except OSError:
         return state.started
+
+
+def note_abandoned(points: Sequence[Point]) -> None:
+    """Points that run on this machine are children of a command that is not there any more: they can go on."""
+    for point in points:
+        state = read_state(point.folder)
+        if state.state == states.RUNNING and not state.job:
+            ended, reason = ended_at(point.folder, state), "the command that ran it was killed"
+            write_state(point.folder, replace(state, state=states.PENDING, reason=reason, ended=ended))
 
 
 def begin(folder: Path, job: str = "", requeues: int = 0) -> State:

@@ -10,13 +10,10 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from hybrid_strategy.sweeping.launching import Launch, Runner, launch
-from hybrid_strategy.sweeping.local import LocalRunner
+from hybrid_strategy.sweeping.local import LocalRunner, local_settings
 from hybrid_strategy.sweeping.prepare import Batch, Ready
 from hybrid_strategy.sweeping.session import Session, session_of
-from hybrid_strategy.sweeping.settings import LocalSettings, seconds_of, settings_of
 from hybrid_strategy.sweeping.slurm.runner import show_scripts, slurm_runner
-
-PREFIX = "hydra.launcher"
 
 
 def launch_as(
@@ -37,15 +34,15 @@ def launch_as(
 
 def local_runner(settings: Mapping[str, Any], session: Session) -> Runner:
     """Points on this machine."""
-    made = settings_of(LocalSettings, settings, PREFIX)
-    seconds_of(made.time, f"{PREFIX}.time")
-    return LocalRunner(made, session.entry)
+    return LocalRunner(local_settings(settings), session.entry)
 
 
-def show_nothing(settings: Mapping[str, Any], session: Session, ready: Sequence[Ready]) -> bool:
-    """A launcher without a dry run."""
+def check_local(settings: Mapping[str, Any], session: Session, ready: Sequence[Ready]) -> bool:
+    """A launcher without a dry run: checks what each point is told, before anything is written."""
+    for each in ready:
+        local_settings(each.point.launcher)
     return False
 
 
 RUNNERS: dict[str, Callable[[Mapping[str, Any], Session], Runner]] = {"local": local_runner, "slurm": slurm_runner}
-SHOWS: dict[str, Callable[[Mapping[str, Any], Session, Sequence[Ready]], bool]] = {"local": show_nothing, "slurm": show_scripts}
+SHOWS: dict[str, Callable[[Mapping[str, Any], Session, Sequence[Ready]], bool]] = {"local": check_local, "slurm": show_scripts}

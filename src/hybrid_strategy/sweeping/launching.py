@@ -13,6 +13,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 
 from hybrid_strategy.config.here import check_folders
+from hybrid_strategy.config.messages import Shown
 from hybrid_strategy.errors import ConfigError, HybridError, NoLayoutFitsError, message, of_file_system
 from hybrid_strategy.files import as_number, read_json
 from hybrid_strategy.sweeping import book as books
@@ -25,6 +26,7 @@ from hybrid_strategy.sweeping.prepare import Batch, Ready, prepare
 from hybrid_strategy.sweeping.results import write_results
 from hybrid_strategy.sweeping.screen import Screen, make_screen
 from hybrid_strategy.sweeping.session import Session
+from hybrid_strategy.sweeping.settings import OF_THE_SWEEP
 
 
 class Runner(Protocol):
@@ -65,6 +67,7 @@ def _launch(task: Launch, batch: Batch, session: Session) -> list[JobReturn]:
     ready = prepare(batch, session, folder)
     if not ready:
         raise nothing_to_run(session.skipped)
+    _check_for_all(task, ready)
     if task.show(task.settings, session, ready):  # a dry run
         return [_returned(each, batch, State()) for each in ready]
     check_folders(ready[0].config)
@@ -77,6 +80,16 @@ def _launch(task: Launch, batch: Batch, session: Session) -> list[JobReturn]:
         books.keep(book)
         run_points(book, runner, session)
     return [_returned(each, batch, books.state_of(each.point)) for each in ready]
+
+
+def _check_for_all(task: Launch, ready: Sequence[Ready]) -> None:
+    """Settings of a launcher may differ from point to point, but not those of the command itself: they would be ignored."""
+    for each in ready:
+        for name in OF_THE_SWEEP:
+            value = each.point.launcher.get(name)
+            if value != task.settings.get(name):
+                rule, numbers = "it holds for the whole sweep", f"{each.point.name} has it of its own"
+                raise ConfigError(message(f"hydra.launcher.{name}", Shown(str(value)), rule, numbers, "Set one value"))
 
 
 def run_points(book: Book, runner: Runner, session: Session) -> None:

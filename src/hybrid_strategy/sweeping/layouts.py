@@ -20,6 +20,7 @@ from hybrid_strategy.spec.layout import ACTIVATION_CHECKPOINTS, SHARDINGS, Layou
 from hybrid_strategy.spec.model_shape import ModelShape
 from hybrid_strategy.sweeping.axes import (
     Axes,
+    Values,
     usual_microbatches,
     usual_replicas,
     usual_schedules,
@@ -94,6 +95,7 @@ def layouts(space: Space) -> Iterator[Found]:
         if refused is not None:
             yield Skipped(sizes.name, "refused", refused, _size_values(space, sizes))
             continue
+        yield from _nothing_to_shard(space, sizes)
         for layout, values in _inner(space, sizes):
             yield from _batches(space, layout, values)
 
@@ -156,10 +158,25 @@ def _size_values(space: Space, layout: Layout) -> dict[str, Any]:
     return {key: getattr(layout, key) for key in keys if key in space.axes.given or key in space.axes.free}
 
 
+def _shardings(space: Space, sizes: Layout) -> tuple[Values, Values]:
+    """Those that are tried, and those that would be the same run once more: parameters of one copy are not sharded."""
+    copies = sizes.data_parallel_size * sizes.context_parallel_size
+    values = space.axes.values("sharding", usual_shardings(copies))
+    return (values, ()) if copies > 1 else (values[:1], values[1:])
+
+
+def _nothing_to_shard(space: Space, sizes: Layout) -> Iterator[Skipped]:
+    (first, *_), same = _shardings(space, sizes)
+    for sharding in same:
+        rule = "one data-parallel rank has nothing to shard"
+        reason = message("sharding", sharding, rule, f"It would be the run with {first or 'ddp'} once more", "")
+        yield Skipped(f"{sizes.name}_{sharding}", "refused", reason, {**_size_values(space, sizes), "sharding": sharding})
+
+
 def _inner(space: Space, sizes: Layout) -> Iterator[tuple[Layout, dict[str, Any]]]:
     """Sharding, sequence parallelism and schedule of one set of sizes."""
     axes, data, tensor, pipeline = space.axes, sizes.data_parallel_size, sizes.tensor_parallel_size, sizes.pipeline_parallel_size
-    for sharding in axes.values("sharding", usual_shardings(data * sizes.context_parallel_size)):
+    for sharding in _shardings(space, sizes)[0]:
         sharding = sharding or "ddp"
         replicas = usual_replicas(sharding, data, tensor, space.gpus_per_node)
         sequences = (False, True) if tensor > 1 else (False,)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import IO
+from typing import IO, Any
 
 from hybrid_strategy.config.storage import PREEMPTED_FILE
 from hybrid_strategy.config.world import visible_gpus
@@ -22,7 +22,7 @@ from hybrid_strategy.sweeping import states
 from hybrid_strategy.sweeping.attempts import State, begin, conclude, read_state, write_state
 from hybrid_strategy.sweeping.causes import PREEMPTED_CODE, Cause, cause_of
 from hybrid_strategy.sweeping.points import Point
-from hybrid_strategy.sweeping.settings import LocalSettings, seconds_of
+from hybrid_strategy.sweeping.settings import LocalSettings, seconds_of, settings_of
 from hybrid_strategy.sweeping.slurm.watching import Watcher
 from hybrid_strategy.units import format_seconds
 
@@ -44,10 +44,22 @@ class _Running:
     point: Point
     process: subprocess.Popen[bytes]
     output: IO[bytes]
+    limit: float | None
     deadline: float
     gpus: tuple[str, ...]
     stopping: float | None = None
     ended_by: str = ""
+
+
+def local_settings(values: Mapping[str, Any]) -> LocalSettings:
+    """The settings of a sweep, or of one of its points.
+
+    Raises:
+        ConfigError: one of them is wrong.
+    """
+    made = settings_of(LocalSettings, values, "hydra.launcher")
+    seconds_of(made.time, "hydra.launcher.time")
+    return made
 
 
 @dataclass
@@ -56,6 +68,7 @@ class LocalRunner:
 
     Attributes:
         entry: the command that runs a prepared point, without its folder.
+        settings: of the sweep; a point has its own limit and variables.
     """
 
     settings: LocalSettings
@@ -118,6 +131,8 @@ class LocalRunner:
         needed = point.resources.world_size if point.resources.gpus else 0
         gpus = tuple(free[:needed])
         del free[:needed]
+        settings = local_settings(point.launcher) if point.launcher else self.settings
+        limit = seconds_of(settings.time, "hydra.launcher.time")
         begin(point.folder)
         output = (point.folder / OUTPUT_FILE).open("ab")
         process = subprocess.Popen(
@@ -125,11 +140,10 @@ class LocalRunner:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=_environment(self.settings.environment, gpus),
+            env=_environment(settings.environment, gpus),
             start_new_session=True,
         )
-        limit = seconds_of(self.settings.time, "hydra.launcher.time") or float("inf")
-        self._running.append(_Running(point, process, output, time.monotonic() + limit, gpus))
+        self._running.append(_Running(point, process, output, limit, time.monotonic() + (limit or float("inf")), gpus))
 
     def _look(self, running: _Running) -> bool:
         """Has it ended? Then its result is written; what is over its time is told to end, then made to."""
@@ -140,8 +154,7 @@ class LocalRunner:
             return True
         now = time.monotonic()
         if running.stopping is None and now > running.deadline:
-            limit = format_seconds(seconds_of(self.settings.time, "hydra.launcher.time") or 0.0)
-            running.ended_by = f"it did not end within {limit}"
+            running.ended_by = f"it did not end within {format_seconds(running.limit or 0.0)}"
             running.stopping = now
             running.process.send_signal(signal.SIGTERM)
         elif running.stopping is not None and now > running.stopping + _GRACE_SECONDS:

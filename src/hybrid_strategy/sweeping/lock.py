@@ -36,6 +36,27 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
+def abandoned(folder: Path) -> bool:
+    """Is no command running the points of a folder? A command of another machine is believed."""
+    try:
+        host, _, pid = (folder / _LOCK).read_text(encoding="utf-8").partition(" ")
+    except FileNotFoundError:
+        return True
+    here = host == socket.gethostname()
+    return here and not (pid.isdigit() and _exists(int(pid))) and holder(folder) is None
+
+
+def _exists(pid: int) -> bool:
+    """For file systems without locks."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
 def holder(folder: Path) -> tuple[str, int] | None:
     """Host and process of the command that is running the points of a folder; None where none is."""
     path = folder / _LOCK

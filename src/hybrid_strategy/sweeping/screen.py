@@ -95,6 +95,8 @@ def make_screen(book: Book, console: Console) -> Screen:
 
 def opening(book: Book, missing: Sequence[Point]) -> list[str]:
     """What stands above the table: the size of the sweep, what is held fixed, what is skipped."""
+    if book.settings.get("single"):
+        return [f"run {', '.join(point.name for point in book.points)}", f"folder: {book.folder}"]
     done = len(book.points) - len(missing)
     words = [f"sweep {book.name}: {_count(len(book.points), 'point')}"]
     if done:
@@ -214,10 +216,10 @@ def summary(rows: Sequence[Row]) -> str:
     counts = {state: sum(row.state == state for row in rows) for state in states.ALL}
     words = [f"{count} {state}" for state, count in counts.items() if count]
     left = seconds_left(rows)
-    if left is not None:
+    if left is not None and left >= 1:  # one that takes longer than the others tells nothing
         words.append(f"about {format_seconds(left)} left")
     done = [row for row in rows if row.state == states.OK and row.loss is not None]
-    if done:
+    if done and len(rows) > 1:
         words.append(f"best so far {ranked(done, lambda row: row.loss, lambda row: row.tokens_per_second)[0].name}")
     return ", ".join(words)
 

@@ -13,9 +13,13 @@ from omegaconf.errors import OmegaConfBaseException
 from hybrid_strategy.config.door import door, from_plain
 from hybrid_strategy.config.literal import escape
 from hybrid_strategy.config.messages import Shown, explained
+from hybrid_strategy.config.secrets import check_settings
 from hybrid_strategy.errors import ConfigError, did_you_mean, message
 
 T = TypeVar("T")
+
+OF_THE_SWEEP = ("array", "max_parallel", "wait", "dry_run", "poll_seconds")
+"""Settings of launchers that are the command's own; the others may differ from point to point."""
 
 _LEAST = {
     "max_parallel": 1,
@@ -26,10 +30,6 @@ _LEAST = {
     "top": 1,
     "slack": 1,
 }
-_SECRET = r"(?:\w*_)?(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD)"
-_SET_IN_SETUP = re.compile(rf"\b({_SECRET})=[\"']?[^\s\"'$`]", re.IGNORECASE)
-"""A line of a script that holds a secret; one that reads it from elsewhere, e.g. `export HF_TOKEN=$(cat file)`, does not."""
-
 _CLOCK = re.compile(r"^(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?$")
 
 
@@ -148,22 +148,8 @@ def settings_of(kind: type[T], values: Mapping[str, Any], prefix: str) -> T:
         value = getattr(made, name, None)
         if value is not None and value < least:
             raise ConfigError(message(f"{prefix}.{name}", value, f"it must be {least} or more", "", f"Set {least} or more"))
-    _check_secrets(made, prefix)
+    check_settings(vars(made), prefix)
     return made
-
-
-def _check_secrets(settings: Any, prefix: str) -> None:
-    """Settings are kept with the sweep, in scripts, results and reports, which are shown to others."""
-    environment: Mapping[str, Any] = getattr(settings, "environment", {})
-    named = [
-        f"environment.{name}" for name, value in environment.items() if value and re.fullmatch(_SECRET, str(name), re.IGNORECASE)
-    ]
-    if any(_SET_IN_SETUP.search(line) for line in getattr(settings, "setup", ())):
-        named.append("setup")
-    for name in named:
-        rule = "a secret would stand in the sweep's files and in its report"
-        advice = "Export it in the shell of this command, which hands it on"
-        raise ConfigError(message(f"{prefix}.{name}", Shown("set to a secret"), rule, "", advice))
 
 
 def checked_settings(overrides: Sequence[str]) -> tuple[str, ...]:

@@ -19,6 +19,9 @@ from hybrid_strategy.sweeping.slurm import commands
 from hybrid_strategy.sweeping.slurm.submission import Submission
 from hybrid_strategy.sweeping.slurm.watching import Watcher, outage_line
 
+_ENDING_SECONDS = 180.0
+"""Longer than Slurm gives a job that it ends (`KillWait`, 30 s) and the clean-up of its nodes."""
+
 
 @dataclass
 class SlurmRunner:
@@ -31,6 +34,7 @@ class SlurmRunner:
 
     def run(self, points: Sequence[Point], tick: Callable[[], None]) -> None:
         """Submits those that are not alive; waits for all unless told not to. Ctrl-C leaves the jobs running."""
+        self._let_end(points)
         fresh = [point for point in points if not self.alive(point)]
         self._tell_outage()
         self._submit(fresh)
@@ -41,6 +45,25 @@ class SlurmRunner:
             self._wait(list(points), tick)
         except KeyboardInterrupt:
             self.session.detached = True
+
+    def _let_end(self, points: Sequence[Point]) -> None:
+        """A job that was just cancelled has the point's folder until it has saved; then the point can be submitted anew.
+
+        Raises:
+            RunError: it does not end.
+        """
+        deadline, told = time.monotonic() + _ENDING_SECONDS, False
+        while ending := [point for point in points if read_state(point.folder).state in states.ENDED and self.alive(point)]:
+            names = ", ".join(point.name for point in ending)
+            if self.watcher.outage or time.monotonic() > deadline:
+                raise RunError(
+                    f"{names}: the job before is still ending ({self.watcher.outage or 'squeue shows it'}). Try again."
+                )
+            if not told:
+                text = f"waiting for jobs that are ending: {names}"
+                self.session.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            told = True
+            time.sleep(self.settings.poll_seconds)
 
     def alive(self, point: Point) -> bool:
         """Does Slurm have a job of this point that waits or runs?"""

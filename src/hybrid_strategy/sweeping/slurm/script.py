@@ -33,6 +33,10 @@ _ELSEWHERE = {
 """Options of sbatch that the script has already, or that would let two jobs run in one folder, with what to do instead."""
 
 
+_KEYS = {"job-name": "name", "output": "paths.output_dir"}
+"""Options whose values follow from settings of other names."""
+
+
 def options_of(point: Point, settings: SlurmSettings, sweep: str) -> dict[str, Any]:
     """What sbatch is asked for, by name; nodes, tasks and GPUs are the layout's. A single run's folder is the sweep's, too."""
     needs = point.resources
@@ -86,11 +90,11 @@ def header(point: Point, settings: SlurmSettings, sweep: str, log: Path) -> list
     for name, value in options_of(point, settings, sweep).items():
         if value is None or value is False:
             continue
-        lines.append(f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={_word(name, value)}")
+        lines.append(f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={word(name, value)}")
     return [
         *lines,
         *gpu_line(point, settings),
-        f"#SBATCH --output={_word('output', _literal(log))}",
+        f"#SBATCH --output={word('output', _literal(log))}",
         "#SBATCH --open-mode=append",
     ]
 
@@ -142,11 +146,16 @@ def _literal(path: Path) -> str:
     return str(path).replace("%", "%%")
 
 
-def _word(name: str, value: object) -> str:
+def word(name: str, value: object) -> str:
+    """The value of an option as sbatch reads it from a line of a script.
+
+    Raises:
+        ConfigError: no such line can hold it.
+    """
     text = str(value)
     if "\n" in text or "\r" in text or '"' in text:
         rule = "a line of the script cannot hold line breaks or double quotes"
-        raise ConfigError(message(f"hydra.launcher, --{name}", text, rule, "", "Set another value"))
+        raise ConfigError(message(_KEYS.get(name, f"hydra.launcher, --{name}"), text, rule, "", "Set another value"))
     return text if re.fullmatch(r"[\w.,:@/%+=\-\[\]]+", text) else f'"{text}"'
 
 

@@ -13,7 +13,7 @@ from hybrid_strategy.sweeping.attempts import read_state, write_state
 from hybrid_strategy.sweeping.points import Point
 from hybrid_strategy.sweeping.settings import SlurmSettings, settings_of
 from hybrid_strategy.sweeping.slurm import commands
-from hybrid_strategy.sweeping.slurm.script import SCRIPT_FILE, header, script_of
+from hybrid_strategy.sweeping.slurm.script import SCRIPT_FILE, header, script_of, word
 
 ARRAYS = ".slurm"
 """Folder of a sweep that holds the scripts of its arrays."""
@@ -83,7 +83,7 @@ class Submission:
         script, listed = folder / f"array{number}.sh", folder / f"array{number}.txt"
         write_text(listed, "".join(f"{point.folder}\n" for point in points))
         lines = header(points[0], self.of(points[0]), self.sweep.name, folder / f"array{number}")
-        named = [f"#SBATCH --job-name={self.sweep.name}" if "--job-name" in line else line for line in lines]
+        named = [f"#SBATCH --job-name={word('job-name', self.sweep.name)}" if "--job-name" in line else line for line in lines]
         limit = f"%{self.settings.max_parallel}" if self.settings.max_parallel else ""
         text = [
             "#!/bin/bash",

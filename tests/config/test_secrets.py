@@ -1,0 +1,141 @@
+"""No key or secret in any file: what is written down is refused, what a variable holds stays a name until a rank reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hybrid_strategy.config.build import build_all
+from hybrid_strategy.config.compose import Source, run_config
+from hybrid_strategy.config.secrets import holds_secret, is_secret_name
+from hybrid_strategy.config.settings import RunConfig
+from hybrid_strategy.config.storage import as_values, read_config, write_config
+from hybrid_strategy.errors import ConfigError
+
+SECRET = "s3cr3t-value"
+OWN = "+logger.mine._target_=builtins.dict"
+
+WRITTEN_DOWN = {
+    "a key of W&B": ("logger.wandb.api_key=s3cr3t-value",),
+    "with a plus": ("+logger.wandb.api_key=s3cr3t-value",),
+    "a logger of the user's own": (OWN, "+logger.mine.token=s3cr3t-value"),
+    "in camel case": (OWN, "+logger.mine.apiKey=s3cr3t-value"),
+    "a number": (OWN, "+logger.mine.password=314159265"),
+    "deep in a mapping": (OWN, "+logger.mine.options={headers: {Authorization: 'Bearer s3cr3t-value'}}"),
+    "in a mapping of a whole entry": ("+logger.mine={_target_: builtins.dict, client_secret: s3cr3t-value}",),
+    "in a list": (OWN, "+logger.mine.arguments=['--api-key=s3cr3t-value']"),
+    "a URI with a password": ("logger=mlflow", "logger.mlflow.tracking_uri='http://user:s3cr3t-value@host:5000'"),
+    "a URI with a token": (OWN, "+logger.mine.url='https://s3cr3t-value@host/api'"),
+    "in a query": (OWN, "+logger.mine.url='https://host/api?access_token=s3cr3t-value'"),
+    "in the data's arguments": ("data=own", "data._target_=builtins.dict", "+data.hf_token=s3cr3t-value"),
+    "in the name": ("name='ftp://user:s3cr3t-value@host'",),
+    "one value of a sweep": (OWN, "+logger.mine.secret=null,s3cr3t-value"),
+    "a variable of Hydra's": ("+hydra.job.env_set.WANDB_API_KEY=s3cr3t-value",),
+    "an argument of srun": ("hydra/launcher=slurm", "hydra.launcher.srun=['--export=ALL,MY_KEY=s3cr3t-value']"),
+    "behind another name": (OWN, "+model.options={a: s3cr3t-value}", "+logger.mine.api_key=${model.options.a}"),
+    "beside a variable": (OWN, "+logger.mine.url='http://${oc.env:MINE_URI}:s3cr3t-value@host'"),
+    "where no rank makes an object of it": ("name=${oc.env:MINE_API_KEY}",),
+    "behind a resolver": (OWN, '+logger.mine.api_key="${oc.decode:${oc.env:MINE_API_KEY}}"'),
+}
+NO_SECRETS = (
+    "+model.options={pad_token: eos, eos_token: '</s>', max_tokens: 3, text_key: content, token: 7}",
+    "+model.options={url: 'http://host:8080/a@b', git: 'git@host:x', secret: null, api_key: '', use_auth_token: true}",
+    "name=tokenizer_of_a_key",
+)
+
+
+@pytest.fixture(autouse=True)
+def _variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINE_API_KEY", SECRET)
+    monkeypatch.setenv("MINE_URI", f"http://user:{SECRET}@host")
+    monkeypatch.setenv("PLAIN", "plain")
+
+
+def _config(*overrides: str, folder: str | None = None) -> RunConfig:
+    return run_config(Source(("model=llama_tiny", *overrides), folder))
+
+
+@pytest.mark.parametrize("overrides", WRITTEN_DOWN.values(), ids=WRITTEN_DOWN)
+def test_a_secret_that_is_written_down_is_refused_by_key(overrides: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"is set to a secret: a secret would stand in the files of the run.*Export") as error:
+        _config(*overrides)
+    assert SECRET not in str(error.value)
+
+
+def test_the_refusal_names_the_variable_to_set() -> None:
+    for overrides, advice in (
+        (WRITTEN_DOWN["a key of W&B"], "logger.wandb.api_key is .* Export WANDB_API_KEY"),
+        (
+            WRITTEN_DOWN["a URI with a password"],
+            "logger.mlflow.tracking_uri is .* MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASS",
+        ),
+        (WRITTEN_DOWN["in camel case"], r"Export MINE_APIKEY and set 'logger.mine.apiKey=\$\{oc.env:MINE_APIKEY\}'"),
+    ):
+        with pytest.raises(ConfigError, match=advice):
+            _config(*overrides)
+
+
+@pytest.mark.parametrize("overrides", NO_SECRETS)
+def test_what_only_sounds_like_one_is_taken(overrides: str) -> None:
+    _config(overrides)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "logger: {mine: {_target_: builtins.dict, api_key: s3cr3t-value}}",
+        "hydra: {job: {env_set: {WANDB_API_KEY: s3cr3t-value}}}",
+        "hydra: {sweeper: {params: {logger.mine.api_key: s3cr3t-value}}}",
+    ],
+)
+def test_a_file_of_the_users_is_no_place_for_one(text: str, tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{text}\n")
+    with pytest.raises(ConfigError, match="is set to a secret") as error:
+        _config("experiment=mine", folder=str(tmp_path))
+    assert SECRET not in str(error.value)
+
+
+def test_what_a_variable_holds_is_a_name_in_every_file_and_a_value_in_the_object(tmp_path: Path) -> None:
+    config = _config(
+        OWN,
+        "+logger.mine.api_key=${oc.env:MINE_API_KEY}",
+        "+logger.mine.uri=${oc.env:MINE_URI}",
+        "+logger.mine.header='Bearer ${oc.env:MINE_API_KEY}'",
+        "+logger.mine.url='http://u:${oc.env:MINE_API_KEY}@host'",
+        "+logger.mine.again=${logger.mine.api_key}",
+        "+logger.mine.token=${oc.env:NOT_SET,null}",
+        "+logger.mine.plain=${oc.env:PLAIN}",
+        "+logger.mine.parts=[{key: '${oc.env:MINE_API_KEY}'}]",
+    )
+    assert SECRET not in str(as_values(config))  # what W&B, MLflow and TensorBoard are given
+    assert SECRET not in write_config(config, tmp_path).read_text()
+    assert read_config(tmp_path) == config
+    assert config.logger["mine"]["plain"] == "plain"
+    made = build_all({"mine": read_config(tmp_path).logger["mine"]}, "logger")["mine"]
+    assert made == {
+        "api_key": SECRET,
+        "uri": f"http://user:{SECRET}@host",
+        "header": f"Bearer {SECRET}",
+        "url": f"http://u:{SECRET}@host",
+        "again": SECRET,
+        "token": None,
+        "plain": "plain",
+        "parts": [{"key": SECRET}],
+    }
+
+
+def test_a_variable_that_is_not_set_is_refused_here_and_on_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = _config(OWN, "+logger.mine.api_key=${oc.env:MINE_API_KEY}")
+    monkeypatch.delenv("MINE_API_KEY")
+    with pytest.raises(ConfigError, match=r"logger.mine.api_key is \$\{oc.env:MINE_API_KEY\}: there is no variable MINE_API_KEY"):
+        build_all({"mine": config.logger["mine"]}, "logger")
+    with pytest.raises(ConfigError, match=r"logger.mine.api_key is not resolved.*MINE_API_KEY"):
+        _config(OWN, "+logger.mine.api_key=${oc.env:MINE_API_KEY}")
+
+
+def test_names_and_values() -> None:
+    assert not any(map(is_secret_name, ("key", "monkey", "pad_token", "tokens", "secretary", "tokenizer", "keyword", "author")))
+    assert holds_secret("x", "hf_" + "a" * 34)
+    assert not holds_secret("token", "<mask>")
