@@ -91,8 +91,8 @@ def descend(
 def fit_loss(errors: Iterable[float], values: Values, start: Values, pull: float) -> float:
     """Mean |log(forecast / measured)|, no run counting more than 0.4, and the pull towards the old values.
 
-    Errors of less than `ROUNDED` count by their square: on an edge of |x| no value can move alone without a loss, so that a descent
-    by one at a time would stay where some runs are met exactly and the others are not.
+    Errors of less than `ROUNDED` count by their square: on an edge of |x| no value can move alone without a loss, so that a
+    descent by one at a time would stay where some runs are met exactly and the others are not.
     """
     sizes = [min(hypot(error, ROUNDED) - ROUNDED, 0.4) for error in errors]
     away = sum(log(values[key] / start[key]) ** 2 for key in values)
