@@ -1,17 +1,19 @@
 """Fits the planner's coefficients to published rows, and says what they are worth on rows they have not seen.
 
-    python benchmarks/plan_fit.py --rows FILE.csv [FILE.csv ...] [--leave-one-out]
+    python benchmarks/plan_fit.py --rows FILE.csv [FILE.csv ...] [--leave-one-out | --half]
 
 One set of kernel and link coefficients for each kind of GPU (both A100 are one kind), one efficiency for each software stack;
 `eager` is 1 by definition. Nothing is fitted to a source, a model or a row. Prints the values to put into conf/cluster/*.yaml and
 planning/stacks.py. With --leave-one-out every source is forecast by a fit to all the others that starts from values which are the
-same for every GPU, so that nothing of the source is known.
+same for every GPU, so that nothing of the source is known. With --half the fit sees one half of the groups of rows that differ in
+layout only (by a hash of what they have in common), and both halves are scored.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import zlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -117,19 +119,44 @@ def leave_one_out(rows: Sequence[Row]) -> None:
     print(f"{'all':20} {one['n']:5.0f} {one['median']:7.2f} {one['p90']:7.2f} {one['bias']:7.2f}")
 
 
+def half_of(row: Row) -> int:
+    """0 or 1: the same for all rows that differ in layout only."""
+    return zlib.crc32(repr(row.group_key).encode()) % 2
+
+
+def show_halves(rows: Sequence[Row], values: Values) -> None:
+    """The errors on the half that was fitted to, and on the other."""
+    head = f"{'n':>5} {'median':>7} {'p90':>7} {'bias':>7}"
+    print(f"error in % on the half that was fitted to, and on the other\n{'source':20} {head}   {head}")
+    sources = sorted({row.source for row in rows})
+    for name in (*sources, "all"):
+        columns = []
+        for half in (0, 1):
+            chosen = [row for row in rows if half_of(row) == half and name in (row.source, "all")]
+            one = summary(forecast_seconds(row, values) / (row.measured_seconds or 1.0) - 1 for row in chosen) if chosen else None
+            columns.append(
+                f"{one['n']:5.0f} {one['median']:7.2f} {one['p90']:7.2f} {one['bias']:7.2f}" if one else f"{0:5d}" + " " * 24
+            )
+        print(f"{name:20} {columns[0]}   {columns[1]}")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fits and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", type=Path, required=True)
     parser.add_argument("--leave-one-out", action="store_true")
+    parser.add_argument("--half", action="store_true")
     given = parser.parse_args(arguments)
     rows = usable([row for path in given.rows for row in read_rows(path)])
     if given.leave_one_out:
         leave_one_out(rows)
         return 0
     start = start_of(rows, neutral=False)
-    for key, value in sorted(fit(rows, start).items()):
+    values = fit([row for row in rows if half_of(row) == 0] if given.half else rows, start)
+    for key, value in sorted(values.items()):
         print(f"{key:45} {start[key]:12.4g} -> {value:12.4g}")
+    if given.half:
+        show_halves(rows, values)
     return 0
 
 

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import csv
 import re
-from dataclasses import dataclass, field, replace
+import sys
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 import yaml
 
-from hybrid_strategy import registry
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from plan_zb2p import TwiceTheMemory
+
 from hybrid_strategy.planning.flops import FlopConvention, training_flops_per_token
 from hybrid_strategy.planning.memory import memory_ledger, peak_ledger
 from hybrid_strategy.planning.numerics import NUMERICS, Numerics
@@ -69,6 +73,10 @@ FUSED_LOSS = ("llm-foundry",)
 
 WRITES_SCORES = ("vtrain", "zero-bubble", "pytorch-fsdp", "korthikanti", "bigscience", "opt-175b")
 """Sources whose attention is known to write its scores to memory; else everything before 2023 does."""
+
+SIMULATED = ("vtrain-single",)
+"""Sources whose step times a simulator made, whatever they are labelled (docs/planner.md): sums of profiles of one block of a
+model that recomputes nothing and does not pad its vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -284,6 +292,8 @@ def _stack(values: dict[str, str], zero3: bool) -> Stack:
     if values["source_id"].startswith(FUSED_LOSS):
         stack = replace(stack, logits_bytes=4.0, loss_bytes=10.0)
     writes = values["source_id"].startswith(WRITES_SCORES) or (values["year"] and int(values["year"]) < 2023)
+    if values["source_id"] in SIMULATED:
+        stack = replace(stack, pads_vocabulary=False)
     return stack.classic() if writes else stack
 
 
@@ -332,6 +342,7 @@ def _scenario(values: dict[str, str], shape: ModelShape, cluster: ClusterSpec, n
     total = _int(values, "global_batch", data * micro * (4 * pipeline if pipeline > 1 else 1))
     schedule = "Interleaved1F1B" if chunks > 1 and not values["schedule"] else values["schedule"]
     checkpoint = values["act_ckpt"] if values["act_ckpt"] in ("none", "selective", "full") else "none"
+    checkpoint = "none" if values["source_id"] in SIMULATED else checkpoint
     if not values["act_ckpt"]:
         notes.append("no activation checkpoint")
     layout = Layout(
@@ -377,22 +388,3 @@ def _recompute_fraction(values: dict[str, str]) -> float | None:
     if values["act_ckpt"] == "selective" and values["which"] == "mfu" and stated and mfu:
         return min(1.0, max(0.0, 3 * (float(stated[1]) / mfu - 1)))
     return 0.5 if values["act_ckpt"] == "selective" and "selective layer AC" in values["notes"] else None
-
-
-@dataclass(frozen=True)
-class TwiceTheMemory:
-    """ZB-2p (arXiv:2401.10241): twice the activations of 1F1B, next to no bubble. Not one of ours, so described here."""
-
-    name: str = "ZB-2p"
-    default_stages_per_rank: int = 1
-    uses_weight_pass: bool = True
-    base: str = field(default="1F1B", repr=False)
-
-    def stage_ranks(self, pipeline_size: int, stages_per_rank: int) -> tuple[int, ...]:
-        return registry.find("schedules", self.base, "schedule").stage_ranks(pipeline_size, stages_per_rank)  # type: ignore[no-any-return]
-
-    def bubble_fraction(self, pipeline_size: int, stages_per_rank: int, num_microbatches: int) -> float:
-        return 0.0
-
-    def max_in_flight(self, rank: int, pipeline_size: int, stages_per_rank: int, num_microbatches: int) -> int:
-        return min(num_microbatches, 2 * (pipeline_size - rank) - 1)

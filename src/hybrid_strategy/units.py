@@ -55,13 +55,15 @@ def format_count(count: float) -> str:
 def format_seconds(seconds: float) -> str:
     """A duration for people.
 
-    >>> format_seconds(0.0123), format_seconds(75), format_seconds(7300)
-    ('12.3 ms', '1 min 15 s', '2 h 1 min')
+    >>> format_seconds(0.0123), format_seconds(0.99996), format_seconds(75), format_seconds(100.8), format_seconds(7300)
+    ('12.3 ms', '1 s', '1 min 15 s', '1 min 41 s', '2 h 2 min')
     """
-    if seconds < 1:
+    if seconds < 0.9995:
         return f"{seconds * 1e3:.3g} ms"
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.3g} s"
-    if seconds < 3600:
-        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
-    return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60} min"

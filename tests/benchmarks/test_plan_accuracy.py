@@ -61,12 +61,33 @@ def test_ranking(result: dict) -> None:
     assert {source for source, each in result["ranking"].items() if each["tau"] >= 0.8} == set(result["ranking"])
 
 
+def test_the_layout_chosen_is_scored_and_has_a_goal() -> None:
+    rows = [row for row in plan_rows.read_rows(ROWS) if row.source == "zero-bubble"]
+    exact = plan_accuracy.ranking(rows, lambda row: row.measured_seconds)["zero-bubble"]
+    assert (exact["tau"], exact["within_5_percent"], exact["worst_loss"]) == (1, exact["groups"], 0)
+    wrong = plan_accuracy.ranking(rows, lambda row: -row.measured_seconds)["zero-bubble"]
+    assert wrong["within_5_percent"] < wrong["groups"]
+    name = "ranking zero-bubble: layout chosen within 5% of the best measured one in every group"
+    empty = {"exact": {}, "step_time": {}, "memory": {}, "out_of_memory": {"n": 0}}
+    for each in (exact, wrong):
+        assert dict(plan_accuracy.goals({**empty, "ranking": {"zero-bubble": each}}))[name] is (each is exact)
+    errors = [plan_accuracy.attainable(rows, error, draws=3)["zero-bubble"]["tau"] for error in (0.0, 0.05, 0.5)]
+    assert errors[0] == 1 > errors[1] > errors[2]
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "scores.json"
     assert plan_accuracy.main(["--rows", str(ROWS), "--json", str(target)]) == 0
     printed = capsys.readouterr().out
     assert "step time: median <= 8 % over all" in printed
-    assert json.loads(target.read_text())["step_time"]["all"]["n"] > 100
+    written = json.loads(target.read_text())
+    assert written["step_time"]["all"]["n"] > 100
+    for text, met in written["goals"].items():
+        assert f"  {'met   ' if met else 'MISSED'} {text}\n" in printed
+    for source, each in written["ranking"].items():
+        assert f"{each['within_5_percent']} of {each['groups']}" in next(
+            line for line in printed.partition("\nranking\n")[2].splitlines() if line.startswith(source)
+        )
 
 
 def test_what_is_blank_is_filled_or_left_out() -> None:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,12 +14,13 @@ from hybrid_strategy.planning.placement import Placement
 from hybrid_strategy.planning.scenario import Scenario
 from hybrid_strategy.planning.stacks import EAGER, ENGINE, FUSED
 from hybrid_strategy.spec.batch import BatchSpec
-from hybrid_strategy.spec.cluster import ClusterSpec, LinkSpec
+from hybrid_strategy.spec.cluster import ClusterSpec, LinkSpec, cluster_from_mapping
 from hybrid_strategy.spec.layout import Layout
 from hybrid_strategy.spec.model_shape import ModelShape
 
 GPT = ModelShape(4608, 40, 36, 4 * 4608, 51200, 2048, gated_mlp=False)
 NODES = ClusterSpec(num_nodes=8)
+A100 = Path(__file__).resolve().parents[2] / "conf" / "cluster" / "a100_80.yaml"
 NO_WINDOW = Windows(0, 0, 0, 0)
 
 
@@ -48,6 +51,21 @@ def test_leaving_the_node_costs() -> None:
     assert (inside.level, outside.level, GroupLink(NODES, 1).level) == ("intra_node", "inter_node", "none")
     assert outside.seconds("all_reduce", size) > 1.2 * inside.seconds("all_reduce", size)
     assert GroupLink(NODES, 8, stride=8).seconds("all_reduce", size) > outside.seconds("all_reduce", size)
+
+
+A100_ALL_REDUCE = {
+    2: {1: 45.1, 4: 60.3, 16: 129.4, 64: 404.0, 1024: 5453.4},
+    4: {1: 52.7, 4: 75.8, 16: 177.8, 64: 540.6, 1024: 7275.5},
+    8: {1: 92.2, 4: 94.0, 16: 231.0, 64: 579.6, 1024: 8196.4},
+}
+"""Ranks -> MiB -> microseconds (vTrain f8dda847 trace/a100, in place)."""
+
+
+@pytest.mark.parametrize("ranks", A100_ALL_REDUCE)
+def test_small_groups_and_messages_take_what_was_measured(ranks: int) -> None:
+    link = GroupLink(cluster_from_mapping(yaml.safe_load(A100.read_text())), ranks)
+    for size, microseconds in A100_ALL_REDUCE[ranks].items():
+        assert link.seconds("all_reduce", size * 2**20) == pytest.approx(microseconds * 1e-6, rel=0.2)
 
 
 def test_a_rack_is_one_node_to_its_links() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import log
+from math import hypot, log
 
 from hybrid_strategy.planning.scenario import Scenario
 from hybrid_strategy.planning.step_time import StepModel
@@ -24,6 +24,9 @@ COEFFICIENTS = {
     "intra_node.latency_seconds": (1e-7, 1e-3),
 }
 """What may be refitted, and within which bounds."""
+
+ROUNDED = 0.02
+"""Errors of a fit that are small."""
 
 Values = dict[str, float]
 
@@ -86,8 +89,12 @@ def descend(
 
 
 def fit_loss(errors: Iterable[float], values: Values, start: Values, pull: float) -> float:
-    """Mean |log(forecast / measured)|, no run counting more than 0.4, and the pull towards the old values."""
-    sizes = [min(abs(error), 0.4) for error in errors]
+    """Mean |log(forecast / measured)|, no run counting more than 0.4, and the pull towards the old values.
+
+    Errors of less than `ROUNDED` count by their square: on an edge of |x| no value can move alone without a loss, so that a
+    descent by one at a time would stay where some runs are met exactly and the others are not.
+    """
+    sizes = [min(hypot(error, ROUNDED) - ROUNDED, 0.4) for error in errors]
     away = sum(log(values[key] / start[key]) ** 2 for key in values)
     return sum(sizes) / max(1, len(sizes)) + pull * away
 

@@ -8,12 +8,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 
 from hybrid_strategy.planning.flops import attention_score_flops
 from hybrid_strategy.planning.scenario import Scenario
 
 _ATTENTION_BACKWARD = 2.5
 """FLOPs of fused attention's backward pass over its forward pass: five products for two (arXiv:2205.14135 section 3.1)."""
+
+ODD_FRACTION = 0.4
+"""Share of the usual rate of a 16-bit product that is left where the columns of its result are odd: rows of an operand are then
+not aligned to the 4 bytes that an asynchronous copy takes at least (PTX ISA, cp.async). On an A100 a head of 50,257 columns runs
+at 86 TFLOP/s, of a half, a quarter and an eighth of them at 165 to 220 (vTrain f8dda847, hidden sizes 1,024 and 2,048)."""
+
+VOCABULARY_MULTIPLE = 128
+"""Rows of a rank's part of the vocabulary are filled up to a multiple of this where a stack does so (Megatron-LM,
+`--make-vocab-size-divisible-by`)."""
 
 OPERATORS_FRACTION = 0.45
 """Share of the products that `selective` by operators repeats: every second one (torchtitan, per-op)."""
@@ -84,6 +94,8 @@ class Roofline:
         small = in_block and self._eight_bit
         rate = self._block_matmul_rate if small else self._matmul_rate
         wide = self.scenario.numerics.compute_bytes
+        if wide == 2 and columns % 2 == 1 and not self.scenario.cluster.synchronous:
+            rate *= ODD_FRACTION
         operand = 1.0 if small else wide
         moved = (rows * inner + inner * columns) * operand + rows * columns * wide
         stack = self.scenario.stack
@@ -154,7 +166,9 @@ class Roofline:
     def head(self) -> PassSeconds:
         """Final norm, output head and loss of one micro-batch."""
         scenario, shape = self.scenario, self.scenario.shape
-        columns = shape.vocab_size / scenario.layout.tensor_parallel_size
+        columns = float(shape.vocab_size // scenario.layout.tensor_parallel_size)
+        if scenario.stack.pads_vocabulary:
+            columns = ceil(columns / VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
         product = self.matmul_seconds(scenario.tokens, shape.hidden_size, columns, in_block=False)
         loss = self.stream_seconds(scenario.stack.loss_bytes * scenario.tokens * columns)
         return PassSeconds(product + loss / 3, product + loss * 2 / 3, product)

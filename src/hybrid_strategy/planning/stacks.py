@@ -10,6 +10,10 @@ from dataclasses import dataclass, replace
 
 from hybrid_strategy.errors import ConfigError, did_you_mean, message
 
+SCORE_LAUNCHES = 10
+"""Kernels (and autograd nodes) by which a layer's forward pass is longer where scores are written: two batched products and what
+puts their operands in order, mask and soft-max, dropout three times."""
+
 
 @dataclass(frozen=True)
 class Stack:
@@ -40,6 +44,7 @@ class Stack:
         plain_sharding: ZeRO as simple as it can be: gradients stay whole until the end of the step except under `zero3`, one
             unit is gathered at a time, and what is packed for messages comes after the activations.
         scatter_sends: a pipeline message is cut over the tensor-parallel ranks even without sequence parallelism.
+        pads_vocabulary: the vocabulary is filled up to where products are fast.
     """
 
     name: str
@@ -64,16 +69,24 @@ class Stack:
     overlap_send: bool = False
     scatter_sends: bool = False
     plain_sharding: bool = False
+    pads_vocabulary: bool = False
 
     def classic(self) -> Stack:
         """The same stack as it was before 2023: scores written to memory, dropout, nothing overlapped."""
         return replace(
-            self, flash_attention=False, dropout=True, tensor_overlap_fraction=0.0, overlap_reduce=False, overlap_send=False
+            self,
+            flash_attention=False,
+            dropout=True,
+            launches=self.launches + SCORE_LAUNCHES,
+            tensor_overlap_fraction=0.0,
+            overlap_reduce=False,
+            overlap_send=False,
         )
 
 
 FUSED = Stack(
     "fused",
+    efficiency=1.06,
     fused_norms=True,
     fused_activations=True,
     selective="attention",
@@ -89,6 +102,7 @@ FUSED = Stack(
     overlap_reduce=True,
     overlap_send=True,
     scatter_sends=True,
+    pads_vocabulary=True,
 )
 """Megatron-LM and its kin: hand-fused kernels."""
 

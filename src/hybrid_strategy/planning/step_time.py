@@ -21,8 +21,8 @@ PASS_LAUNCHES = 16
 """Launches of one pass of a pipeline stage that belong to no layer: posting messages, entering autograd. They are why many small
 stages a rank are slower than their bubble says: 4-8 % at three stages of one layer (arXiv:2401.10241 tables 4 and 5)."""
 
-LAUNCH_POWER = 4
-"""How sharply the slower of processor and GPU sets the pace: x and y take (x^4 + y^4)^(1/4), 19 % more than either if equal."""
+LAUNCH_POWER = 8
+"""How sharply the slower of processor and GPU sets the pace: x and y take (x^8 + y^8)^(1/8), 9 % more than either if equal."""
 
 PLAYED_CELLS = 20_000
 """Tables of more cells than this are not played; their bubble is the schedule's own fraction."""
@@ -113,8 +113,8 @@ class StepModel:
 
     @cached_property
     def launch_seconds(self) -> float:
-        """What one block waits for its processor over one micro-batch."""
-        layout, launch = self.scenario.layout, self.scenario.cluster.kernels.launch_seconds
+        """What one block waits for its processor, and for kernels to start and end, over one micro-batch."""
+        layout, kernels = self.scenario.layout, self.scenario.cluster.kernels
         passes = 4 if layout.activation_checkpoint == "full" else 3
         launches = passes * self.scenario.stack.launches
         if layout.tensor_parallel_size > 1:
@@ -122,9 +122,10 @@ class StepModel:
         block = self.roofline.block
         waits = self.exposed("tensor_parallel") / (self.microbatches * self.scenario.blocks_of(self.busiest))
         if self.scenario.cluster.synchronous:
-            return launches * launch
+            return launches * kernels.launch_seconds
         busy = block.forward + block.backward + waits
-        return float((busy**LAUNCH_POWER + (launches * launch) ** LAUNCH_POWER) ** (1 / LAUNCH_POWER) - busy)
+        running, launching = busy + launches * kernels.drain_seconds, launches * kernels.launch_seconds
+        return float((running**LAUNCH_POWER + launching**LAUNCH_POWER) ** (1 / LAUNCH_POWER) - busy)
 
     @cached_property
     def block_waits(self) -> float:

@@ -19,6 +19,10 @@ class LinkSpec:
         bytes_per_second: wire rate of one GPU in one direction (data sheet). 0: there is no such link.
         efficiency: share of the wire rate that a large collective reaches.
         latency_seconds: time of one hop of a small message.
+        call_seconds: time of a collective of no bytes in a group of no hops: its kernel, and the ranks finding each other.
+        first_step: what a ring takes on top of its n - 1 steps each way, in steps: small groups reach less of the wire. With it
+            and `call_seconds` all-reduces of 1 MiB to 1 GiB over 2 to 8 A100 (vTrain f8dda847 trace/a100) are met within 7 %
+            (root mean square), by hops and bytes alone within 23 %.
         peer_bytes_per_second: wire rate to any single peer where that is less (pairwise links, no switch); 0: the same.
     """
 
@@ -26,6 +30,8 @@ class LinkSpec:
     efficiency: float = 0.8
     latency_seconds: float = 5e-6
     peer_bytes_per_second: float = 0.0
+    call_seconds: float = 0.0
+    first_step: float = 0.0
 
     def effective_bytes_per_second(self, group_size: int = 0) -> float:
         """Rate of a large collective in a group of `group_size` GPUs on this level.
@@ -51,6 +57,9 @@ class KernelSpec:
         attention_efficiency: share of `peak_flops` that the forward pass of fused attention reaches.
         memory_efficiency: share of `memory_bytes_per_second` that streaming kernels reach.
         launch_seconds: time between two kernels when the processor, not the GPU, sets the pace.
+        drain_seconds: time of a kernel on the GPU beside its work: it starts when the one before has drained, and meanwhile most
+            units are idle. It makes small micro-batches slower: GPT 3.6B on 64 A100 takes 4 % longer with 2 samples than with 8
+            though nothing else differs (vTrain f8dda847 data/ground_truth_multi.csv).
     """
 
     matmul_efficiency: float = 0.75
@@ -58,6 +67,7 @@ class KernelSpec:
     attention_efficiency: float = 0.5
     memory_efficiency: float = 0.8
     launch_seconds: float = 6e-6
+    drain_seconds: float = 5e-6
 
 
 @dataclass(frozen=True)
@@ -119,7 +129,14 @@ class ClusterSpec:
             if not 0 < value < inf:
                 advice = "Set more than 0, or leave it out"
                 raise ConfigError(message(f"cluster.{key}", value, "it must be more than 0", "", advice))
-        for key in ("reserve_bytes", "allocator_fraction", "kernels.launch_seconds", "intra_node.latency_seconds"):
+        times = (
+            "kernels.launch_seconds",
+            "kernels.drain_seconds",
+            "intra_node.latency_seconds",
+            "intra_node.call_seconds",
+            "intra_node.first_step",
+        )
+        for key in ("reserve_bytes", "allocator_fraction", *times):
             value = attrgetter(key)(self)
             if not 0 <= value < inf:
                 raise ConfigError(
