@@ -66,9 +66,14 @@ class StopRequest:
 
     @contextmanager
     def leaving_by(self, leave: Callable[[], None]) -> Iterator[None]:
-        """Within it there is nothing to save yet: a signal calls `leave`, which raises, wherever the process is."""
+        """Within it there is nothing to save yet: a signal calls `leave`, which raises, wherever the process is.
+
+        One that has come before calls it at once.
+        """
         self._leave = leave
         try:
+            if self.signal_number:
+                leave()
             yield
         finally:
             self._leave = None
