@@ -233,6 +233,9 @@ def test_settings_of_launcher_and_sweeper_are_checked(monkeypatch, wrong, capsys
             "hydra.launcher.setup is of another type: it must be a list. Set a list.",
         ),
         ("seed=1,2 hydra.launcher.time=1,2", "hydra.launcher.time is 1, 2: a command line has one value of it for all points"),
+        ("seed=1,2 hydra.launcher.time=0:00", "hydra.launcher.time is '0:00': it is minutes, or d-hh:mm:ss. Set 60"),
+        ("seed=1,2 hydra/launcher=slurm hydra.launcher.time=inf", "hydra.launcher.time is inf: it is minutes, or d-hh:mm:ss."),
+        ("hydra.sweeper.params.seed=1,2", "one value of it for all points. Set seed=1,2."),
         ("seed=1,2 hydra/launcher=basic hydra.launcher.time=5", "has no such key. Set hydra/launcher=local or slurm"),
     ],
 )
