@@ -25,6 +25,8 @@ WRITTEN_DOWN = {
     "deep in a mapping": (OWN, "+logger.mine.options={headers: {Authorization: 'Bearer s3cr3t-value'}}"),
     "in a mapping of a whole entry": ("+logger.mine={_target_: builtins.dict, client_secret: s3cr3t-value}",),
     "in a list": (OWN, "+logger.mine.arguments=['--api-key=s3cr3t-value']"),
+    "in a mapping of a list": (OWN, "+logger.mine.parts=[{api_key: s3cr3t-value}]"),
+    "of a bot": (OWN, "+logger.mine.bot_token=s3cr3t-value"),
     "a URI with a password": ("logger=mlflow", "logger.mlflow.tracking_uri='http://user:s3cr3t-value@host:5000'"),
     "a URI with a token": (OWN, "+logger.mine.url='https://s3cr3t-value@host/api'"),
     "in a query": (OWN, "+logger.mine.url='https://host/api?access_token=s3cr3t-value'"),
@@ -35,6 +37,13 @@ WRITTEN_DOWN = {
     "an argument of srun": ("hydra/launcher=slurm", "hydra.launcher.srun=['--export=ALL,MY_KEY=s3cr3t-value']"),
     "behind another name": (OWN, "+model.options={a: s3cr3t-value}", "+logger.mine.api_key=${model.options.a}"),
     "beside a variable": (OWN, "+logger.mine.url='http://${oc.env:MINE_URI}:s3cr3t-value@host'"),
+    "in a script, by its variable": ("hydra/launcher=slurm", "hydra.launcher.setup=['login ${oc.env:MINE_API_KEY}']"),
+    "in a variable of another name": ("+hydra.launcher.environment.MINE='${oc.env:MINE_API_KEY,none}'",),
+    "where no rank makes an object of what another reads": (
+        OWN,
+        "+logger.mine.a=${oc.env:MINE_API_KEY}",
+        "name=x-${logger.mine.a}",
+    ),
     "where no rank makes an object of it": ("name=${oc.env:MINE_API_KEY}",),
     "behind a resolver": (OWN, '+logger.mine.api_key="${oc.decode:${oc.env:MINE_API_KEY}}"'),
 }
@@ -42,6 +51,8 @@ NO_SECRETS = (
     "+model.options={pad_token: eos, eos_token: '</s>', max_tokens: 3, text_key: content, token: 7}",
     "+model.options={url: 'http://host:8080/a@b', git: 'git@host:x', secret: null, api_key: '', use_auth_token: true}",
     "name=tokenizer_of_a_key",
+    "+model.options={name: 'step={step}-token={tokens}', files: 'parts/token=*/a.txt', proxy: 'http://host:3128?to=a@b'}",
+    "+hydra.launcher.environment.IMAGE='docker://host:5000#image@sha256:abc'",
 )
 
 
@@ -87,6 +98,8 @@ def test_what_only_sounds_like_one_is_taken(overrides: str) -> None:
         "logger: {mine: {_target_: builtins.dict, api_key: s3cr3t-value}}",
         "hydra: {job: {env_set: {WANDB_API_KEY: s3cr3t-value}}}",
         "hydra: {sweeper: {params: {logger.mine.api_key: s3cr3t-value}}}",
+        "hydra: {sweeper: {points: [{+logger.mine.api_key: s3cr3t-value}]}}",
+        "hydra: {sweeper: {params: {+logger.mine.header: '${oc.env:MINE_API_KEY}'}}}",
     ],
 )
 def test_a_file_of_the_users_is_no_place_for_one(text: str, tmp_path: Path) -> None:
@@ -124,6 +137,42 @@ def test_what_a_variable_holds_is_a_name_in_every_file_and_a_value_in_the_object
         "plain": "plain",
         "parts": [{"key": SECRET}],
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [
+        ("${logger.mine.api_key}", SECRET),
+        ("${.api_key}", SECRET),
+        ("'Token ${.api_key}'", f"Token {SECRET}"),
+        ("${oc.select:logger.mine.api_key}", SECRET),
+        ("'${oc.env:MINE_API_KEY,none}'", SECRET),
+        ("${logger.mine.parts.0}", SECRET),
+        ("${oc.dict.values:logger.mine.one}", [SECRET]),
+    ],
+)
+def test_in_whatever_way_a_secret_comes_it_stays_a_name(text: str, made: object, tmp_path: Path) -> None:
+    key = "+logger.mine.api_key=${oc.env:MINE_API_KEY}"
+    further = ("+logger.mine.parts=['${oc.env:MINE_API_KEY}']", "+logger.mine.one={a: '${oc.env:MINE_API_KEY}'}")
+    config = _config(OWN, key, *further, f"+logger.mine.header={text}")
+    assert SECRET not in write_config(config, tmp_path).read_text()
+    assert build_all({"mine": read_config(tmp_path).logger["mine"]}, "logger")["mine"]["header"] == made
+
+
+def test_what_is_no_secret_is_resolved_as_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINE_KEY", "1")  # in every other text
+    config = _config(OWN, "+logger.mine.key=${oc.env:MINE_KEY}", "name=run-1", "+logger.mine.lr='${optimizer.learning_rate}1'")
+    assert config.name == "run-1"
+    assert config.logger["mine"]["lr"] == f"{config.optimizer.learning_rate}1"
+
+
+def test_a_secret_of_a_sweep_is_said_outside_of_its_parameters(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    text = "hydra: {sweeper: {points: [{+logger.mine.api_key: '${oc.env:MINE_API_KEY}'}]}}"
+    (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{text}\n")
+    advice = r"^logger.mine.api_key is .* set 'logger.mine.api_key=\$\{oc.env:MINE_API_KEY\}' outside of hydra.sweeper\.$"
+    with pytest.raises(ConfigError, match=advice):
+        _config("experiment=mine", folder=str(tmp_path))
 
 
 def test_a_variable_that_is_not_set_is_refused_here_and_on_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

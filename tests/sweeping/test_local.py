@@ -124,6 +124,15 @@ def test_each_point_has_its_own_limit_and_variables(monkeypatch):
     assert [each.get("MINE") for each in seen] == [None, "here"]
 
 
+def test_interpolations_of_the_command_line_are_of_the_place_they_are_for(monkeypatch):
+    monkeypatch.setenv("MINE_API_KEY", "s3cr3t-value")
+    own = ("+logger.mine._target_=builtins.dict", "+logger.mine.api_key=${oc.env:MINE_API_KEY}", "+logger.mine.a=${.api_key}")
+    assert _sweep(monkeypatch, "seed=100,108", *own)[0] == 0
+    files = [each for each in Path("outputs").rglob("*") if each.is_file() and each.name != "environment.json"]  # the fake's own
+    assert not [each for each in files if "s3cr3t" in each.read_text()]
+    assert set(json.loads(Path("outputs/sweeps/s/seed-100/point.json").read_text())["swept"]) == {"seed"}
+
+
 @pytest.mark.parametrize("setting", ["max_parallel: 2", "poll_seconds: 9", "time: soon"])
 def test_what_is_of_the_whole_sweep_is_refused_at_a_point_and_so_is_what_is_wrong_there(monkeypatch, setting):
     with pytest.raises(ConfigError, match=f"hydra.launcher.{setting.partition(':')[0]} is .*(for the whole sweep|it is minutes)"):
@@ -233,6 +242,9 @@ def test_settings_of_launcher_and_sweeper_are_checked(monkeypatch, wrong, capsys
             "hydra.launcher.setup is of another type: it must be a list. Set a list.",
         ),
         ("seed=1,2 hydra.launcher.time=1,2", "hydra.launcher.time is 1, 2: a command line has one value of it for all points"),
+        ("seed=1,2 hydra.launcher.time=0:00", "hydra.launcher.time is '0:00': it is minutes, or d-hh:mm:ss. Set 60"),
+        ("seed=1,2 hydra/launcher=slurm hydra.launcher.time=inf", "hydra.launcher.time is inf: it is minutes, or d-hh:mm:ss."),
+        ("hydra.sweeper.params.seed=1,2", "one value of it for all points. Set seed=1,2."),
         ("seed=1,2 hydra/launcher=basic hydra.launcher.time=5", "has no such key. Set hydra/launcher=local or slurm"),
     ],
 )

@@ -70,8 +70,8 @@ class StopRequest:
 
         One that has come before calls it at once.
         """
-        self._leave = leave
         try:
+            self._leave = leave
             if self.signal_number:
                 leave()
             yield

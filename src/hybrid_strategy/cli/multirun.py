@@ -24,6 +24,7 @@ from hybrid_strategy.sweeping.wandb_report import log_report
 
 _HERE = ("local", "basic")
 """Launchers that have no meaning for a single run."""
+_SWEPT = "hydra.sweeper.params."
 
 
 def is_sweep(given: Arguments) -> bool:
@@ -93,6 +94,8 @@ def _check_one_value(source: Source) -> None:
             values = ", ".join(text.partition("=")[2] for text in each.overrides)
             rule = "a command line has one value of it for all points"
             advice = "Set one" if "/" in each.key else "Set one; in hydra.sweeper.points each point may have its own"
+            if each.key.startswith(_SWEPT):
+                advice = f"Set {each.key.removeprefix(_SWEPT)}={values.replace(' ', '')}"
             raise ConfigError(message(each.key, Shown(values), rule, "", advice))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.override_parser.types import Override
@@ -23,7 +24,10 @@ from hybrid_strategy.errors import ConfigError, message
 _VARIABLE = re.compile(r"(?:\w*_)?(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD)", re.IGNORECASE)
 """The name of a variable of the environment that holds a secret."""
 
-_WHOSE = "api|access|auth|bearer|hf|hub|hugging_?face|github|gitlab|wandb|session|refresh|security|service|personal|secret"
+_WHOSE = (
+    "api|access|o?auth|bearer|hf|hub|hugging_?face|github|gitlab|wandb|session|refresh|security|service|personal|secret"
+    "|bot|slack|discord|telegram|sas|jwt"
+)
 _NAME = re.compile(
     r"(?:.*_)?(?:password|passwd|pwd|passphrase|secrets?|authorization|apikey"
     rf"|(?:api|access|secret|private|auth|account|client|signing|encryption)_key|(?:{_WHOSE})_token)|token"
@@ -31,13 +35,16 @@ _NAME = re.compile(
 """A key of a configuration that holds a secret; `pad_token` or `text_key` do not."""
 
 _REFERENCE = re.compile(r"(?<!\\)\$\{oc\.env:\s*([A-Za-z_]\w*)\s*(?:,\s*null\s*)?\}")
+_READ = re.compile(r"oc\.env:\s*[\"']?([A-Za-z_]\w*)")
+"""Any way to read a variable: with a default, or within another resolver, too."""
 _NODE = re.compile(r"\$\{([\w.]+)\}")
 _WORD = re.compile(r"[a-z0-9](?=[A-Z])")
-_ASSIGNED = re.compile(r"([\w-]+)=[\"']?[^\s\"'$`]")
-"""Of a line of a script, a URL, a list of arguments; what reads a secret from elsewhere, e.g. `TOKEN=$(cat file)`, is none."""
+_ASSIGNED = re.compile(r"([\w-]+)=[\"']?[^\s\"'$`{*<\[]")
+"""Of a line of a script, a URL, a list of arguments; what reads a secret from elsewhere, e.g. `TOKEN=$(cat file)`, is none, nor
+is a pattern, e.g. of file names: `token={tokens}`."""
 
 _IN_TEXT = re.compile(
-    r"[a-z][\w+.-]*://[^\s/@:?#]*:[^\s/@]+@"  # user and password before a host
+    r"[a-z][\w+.-]*://[^\s/@:?#]*:[^\s/@?#]+@"  # user and password before a host
     r"|https?://[^\s/@:?#]+@"  # a token before a host
     r"|\b[Bb]earer\s+[\w.~+/=-]{8,}"
     r"|\b(?:hf_[A-Za-z0-9]{20,}|gh[opsur]_[A-Za-z0-9]{30,}|github_pat_\w{20,}|glpat-[\w-]{16,}|AKIA[0-9A-Z]{16})\b"
@@ -52,6 +59,11 @@ _OF_VARIABLES = ("environment", "env_set")
 _OF_A_SWEEP = re.compile(r"hydra\.sweeper\.(?:params|points\[\d+\])\.(?=.)")
 _OF_HYDRA = ("job.env_set", "launcher", "sweeper")
 """What of Hydra's own settings is kept, in files of its own or of a launcher, whoever's that is."""
+_RESOLVED = _OF_HYDRA[1:]
+"""Hydra resolves these before they are kept: no name of a variable would be left."""
+
+_LEAST_LENGTH = 6
+"""A shorter text stands in others by chance."""
 
 _RULE = "a secret would stand in the files of the run, which are shown to others"
 
@@ -120,12 +132,18 @@ def check_hydra(config: DictConfig) -> None:
     """Settings of Hydra's, wherever they were said.
 
     Raises:
-        ConfigError: one of them holds a secret.
+        ConfigError: one of them holds a secret, or would.
     """
     for path in _OF_HYDRA:
         values = OmegaConf.select(config, f"hydra.{path}")
-        if isinstance(values, DictConfig):
-            check_settings({str(key): each for key, each in _plain(values).items()}, f"hydra.{path}")
+        for key, each in _leaves(_plain(values), f"hydra.{path}") if isinstance(values, DictConfig) else ():
+            _refuse(key, each)
+            if path in _RESOLVED and any(map(_is_of_secret, _READ.findall(str(each)))):
+                raise _refusal(key)
+
+
+def _is_of_secret(variable: str) -> bool:
+    return bool(_VARIABLE.fullmatch(variable)) or is_secret_name(variable)
 
 
 def _plain(config: DictConfig) -> dict[Any, Any]:
@@ -145,29 +163,60 @@ def without_secrets(config: DictConfig, values: Mapping[str, Any]) -> dict[str, 
         ConfigError: a secret is written down, or comes from somewhere that no rank can read it from.
     """
     raw = _plain(config)
-    return {key: _named(raw, raw.get(key), value, key) for key, value in values.items()}
+    naming = _Naming(raw, _held(raw))
+    return {key: naming.named(raw.get(key), value, key) for key, value in values.items()}
 
 
-def _named(root: Mapping[str, Any], raw: Any, value: Any, key: str) -> Any:
-    while isinstance(raw, str) and (found := _NODE.fullmatch(raw)):
-        raw = _at(root, found[1])
-    if isinstance(value, Mapping):
-        below = raw if isinstance(raw, Mapping) else {}
-        return {name: _named(root, below.get(name), each, f"{key}.{name}") for name, each in value.items()}
-    if isinstance(value, list):
-        items = raw if isinstance(raw, list) and len(raw) == len(value) else [None] * len(value)
-        return [_named(root, items[index], each, f"{key}[{index}]") for index, each in enumerate(value)]
-    name = _last(key)
-    if not isinstance(raw, str) or not _REFERENCE.search(raw):
-        _refuse(key, value)
+def _held(raw: Mapping[str, Any]) -> dict[str, str]:
+    """Secrets -> the variables that hold them, of all that the configuration reads, the longest first."""
+    found = {}
+    for key, text in _leaves(raw, ""):
+        for variable in _READ.findall(str(text)):
+            value = os.environ.get(variable, "")
+            if len(value) >= _LEAST_LENGTH and (_is_of_secret(variable) or holds_secret(_last(key), value)):
+                found[value] = variable
+    return dict(sorted(found.items(), key=lambda each: -len(each[0])))
+
+
+@dataclass(frozen=True)
+class _Naming:
+    """Puts names of variables in place of secrets. `root`: the configuration with its interpolations."""
+
+    root: Mapping[str, Any]
+    held: Mapping[str, str]
+
+    def named(self, raw: Any, value: Any, key: str) -> Any:
+        """The value for files. `raw`: as it was written; None where a resolver has made it."""
+        while isinstance(raw, str) and (found := _NODE.fullmatch(raw)):
+            raw = _at(self.root, found[1])
+        if isinstance(value, Mapping):
+            below = raw if isinstance(raw, Mapping) else {}
+            return {name: self.named(below.get(name), each, f"{key}.{name}") for name, each in value.items()}
+        if isinstance(value, list):
+            items = raw if isinstance(raw, list) and len(raw) == len(value) else [None] * len(value)
+            return [self.named(items[index], each, f"{key}[{index}]") for index, each in enumerate(value)]
+        if isinstance(raw, str) and _REFERENCE.search(raw):
+            return self._referred(raw, value, key)
+        named = self._replaced(value) if isinstance(value, str) and (raw is None or "${" in str(raw)) else value
+        _refuse(key, named)
+        if named != value and not _is_made_by_ranks(self.root, key):
+            raise _refusal(key)
+        return named
+
+    def _referred(self, raw: str, value: Any, key: str) -> Any:
+        name, variables = _last(key), _REFERENCE.findall(raw)
+        if not (holds_secret(name, value) or is_secret_name(name) or any(_VARIABLE.fullmatch(each) for each in variables)):
+            return value
+        _refuse(key, raw)  # a part of it may be written down
+        if "${" in _REFERENCE.sub("", raw) or not _is_made_by_ranks(self.root, key):
+            raise _refusal(key)
+        return raw
+
+    def _replaced(self, value: str) -> str:
+        """What has come by another node, a default, a resolver."""
+        for secret, variable in self.held.items():
+            value = value.replace(secret, f"${{oc.env:{variable}}}")
         return value
-    variables = _REFERENCE.findall(raw)
-    if not (holds_secret(name, value) or is_secret_name(name) or any(_VARIABLE.fullmatch(each) for each in variables)):
-        return value
-    _refuse(key, raw)  # a part of it may be written down
-    if "${" in _REFERENCE.sub("", raw) or not _is_made_by_ranks(root, key):
-        raise _refusal(key)
-    return raw
 
 
 def _at(root: Mapping[str, Any], path: str) -> Any:
@@ -211,24 +260,25 @@ def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
 
 
 def _last(key: str) -> str:
-    return key.partition("[")[0].rpartition(".")[2]
+    return re.sub(r"(?:\[\d+\])+$", "", key).rpartition(".")[2]
 
 
 def _refuse(key: str, value: Any) -> None:
     parts = key.split(".")
     variable = len(parts) > 1 and parts[-2] in _OF_VARIABLES and parts[0] == "hydra" and _VARIABLE.fullmatch(parts[-1])
-    script = key.startswith("hydra.") and any(_VARIABLE.fullmatch(each) for each in _ASSIGNED.findall(str(value)))
+    script = key.startswith("hydra.launcher.") and any(_VARIABLE.fullmatch(each) for each in _ASSIGNED.findall(str(value)))
     if holds_secret(_last(key), value) or script or (variable and value and not _REFERENCE.search(str(value))):
         raise _refusal(key)
 
 
 def _refusal(key: str) -> ConfigError:
-    key = _OF_A_SWEEP.sub("", key)
+    key, in_sweeper = _OF_A_SWEEP.subn("", key)
+    key = key.lstrip("+")
     group, _, rest = key.partition(".")
     entry = rest.partition(".")[0]
     name = re.sub(r"\W+", "_", f"{entry}_{_last(key)}" if rest.partition(".")[2] else f"{group}_{_last(key)}").upper()
     read_by = _READ_BY.get(f"{group}.{entry}")
-    advice = f"Export {name} and set '{key}=${{oc.env:{name}}}'"
+    advice = f"Export {name} and set '{key}=${{oc.env:{name}}}'{' outside of hydra.sweeper' if in_sweeper else ''}"
     if read_by is not None:
         advice = f"Export {read_by}"
     elif group not in ("model", "data", "callbacks", "logger"):

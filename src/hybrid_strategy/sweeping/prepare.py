@@ -86,7 +86,7 @@ def prepare(batch: Batch, session: Session, folder: Path) -> list[Ready]:
         else:
             composed.append(found)
         number += 1
-    typed = list(map(str, batch.master.hydra.overrides.task))
+    typed = _typed(batch.master)
     check_counted_somewhere([(each.config, each.planned) for each in composed], typed)
     words = [tags(each.swept, each.planned.plan) for each in composed]
     names = ["_".join(each) or one.planned.plan.layout.name for each, one in zip(words, composed, strict=True)]
@@ -224,9 +224,16 @@ def _ready(composed: Composed, name: str, starts: Starts, sweep: Path) -> Ready:
     return Ready(point, config, composed.planned)
 
 
+def _typed(master: DictConfig) -> list[str]:
+    """The command line, word by word: an interpolation in it is of the place that it is for, and may be a secret's."""
+    found = OmegaConf.to_container(master.hydra.overrides.task, resolve=False)
+    assert isinstance(found, list)
+    return [str(each) for each in found]
+
+
 def swept_of(master: DictConfig, overrides: Sequence[str], common: Set[str] = frozenset()) -> dict[str, str]:
     """The overrides of a point that neither the command line nor the sweep says of every point, but for those of its job."""
-    common = common | set(map(str, master.hydra.overrides.task))
+    common = common | set(_typed(master))
     found = {}
     for each in overrides:
         key, _, value = each.partition("=")

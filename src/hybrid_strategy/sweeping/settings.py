@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -191,15 +192,21 @@ def seconds_of(time: str | int | float | None, key: str) -> float | None:
     """
     if time is None:
         return None
-    found = _CLOCK.match(str(time))
-    if isinstance(time, (int, float)) and time > 0:
-        return float(time) * 60
-    if found is None or isinstance(time, (int, float)):
+    seconds = float(time) * 60 if isinstance(time, (int, float)) else _clock_seconds(str(time))
+    if not 0 < seconds < math.inf:
         raise ConfigError(message(key, time, "it is minutes, or d-hh:mm:ss", "", "Set 60 or 1:00:00"))
+    return seconds
+
+
+def _clock_seconds(text: str) -> float:
+    """0 where it is no time."""
+    found = _CLOCK.match(text)
+    if found is None:
+        return 0.0
     days, *rest = (int(each) if each else None for each in found.groups())
-    first, second, third = rest
+    first, second, third = (each or 0 for each in rest)
     if days is not None:
-        return float(days * 86400 + (first or 0) * 3600 + (second or 0) * 60 + (third or 0))
-    if third is not None:
-        return float((first or 0) * 3600 + (second or 0) * 60 + third)
-    return float((first or 0) * 60 + (second or 0))
+        return float(days * 86400 + first * 3600 + second * 60 + third)
+    if rest[2] is not None:
+        return float(first * 3600 + second * 60 + third)
+    return float(first * 60 + second)
