@@ -6,6 +6,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from tests.contract import own_models
 from tests.contract.items import Item, compare_item
 from tests.contract.layouts import LAYOUTS, ContractLayout
 from tests.contract.model_items import Fitting, _rows, _train
-from tests.contract.models import make_trainer
+from tests.contract.models import LossRecorder, make_trainer
 
 _PIPELINE = {"pipeline_parallel_size": 2, "num_microbatches": 4}
 GPIPE = ContractLayout("pp2_gpipe", 2, 1, {**_PIPELINE, "schedule": "GPipe", "activation_checkpoint": "full"})
@@ -130,6 +131,25 @@ def test_outputs_of_units_go_past_cuts_where_the_plan_carries_them(kind: Any, la
 )
 def test_what_is_not_carried_is_named(kind: Any, layout: ContractLayout, words: str) -> None:
     _compare(kind, layout, words)
+
+
+class _FreezeLater(pl.Callback):
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        for name, each in pl_module.named_parameters():
+            if trainer.global_step == 2 and ("source" in name or "encoder" in name):
+                each.requires_grad_(False)
+
+
+def _freeze(kind: Any, layout: ContractLayout, folder: str) -> Any:
+    losses, data = LossRecorder(), DataLoader(_rows(False, True), batch_size=layout.batch_size)
+    make_trainer(layout, max_epochs=2, callbacks=[losses, _FreezeLater()]).fit(Fitting(kind, True), data)
+    return {"losses": losses.losses}
+
+
+@pytest.mark.parametrize("kind", [CarryingDecoder, own_models.EncoderDecoder])
+def test_gradients_find_their_outputs_when_some_are_frozen_on_the_way(kind: Any) -> None:
+    result, why = compare_item(Item(f"freeze_{kind.__name__}", 8, partial(_freeze, kind), relative=4e-6), LAYOUTS["pp2_1f1b"])
+    assert result == "same", "\n".join(why[:10])
 
 
 def _validate(kind: Any, layout: ContractLayout, folder: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,53 @@ class StateLayer(own_models.ConvLayer):
     def forward(self, state: Any) -> Any:
         x = super().forward(state.x)
         return State(x, state.energy + x.square().mean((1, 2, 3)), state.sign)
+
+
+class Hidden:
+    """An object whose tensors nobody sees."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+
+class HiddenLayer(own_models.ConvLayer):
+    def forward(self, state: Any) -> Any:
+        return Hidden(super().forward(state.x))
+
+
+class ConjugateLayer(own_models.ConvLayer):
+    """Hands on numbers whose conjugation torch has put off."""
+
+    def forward(self, spectrum: Tensor) -> Tensor:
+        return torch.fft.fft(super().forward(spectrum.real)).conj()
+
+
+class CountedLayer(own_models.ConvLayer):
+    """Hands lengths on, which the model looks at in between."""
+
+    def forward(self, pair: Any) -> Any:
+        return super().forward(pair[0]), pair[1]
+
+
+@dataclass
+class Strict:
+    """Nobody else can make one."""
+
+    x: Tensor
+    width: InitVar[int]
+
+    def __post_init__(self, width: int) -> None:
+        assert self.x.shape[1] == width
+
+
+class StrictStem(nn.Conv2d):
+    def forward(self, images: Tensor) -> Any:
+        return Strict(super().forward(images), own_models.WIDTH)
+
+
+class FromStrict(own_models.ConvLayer):
+    def forward(self, state: Any) -> Tensor:
+        return super().forward(state.x)
 
 
 class SpectralLayer(own_models.ConvLayer):
@@ -91,6 +138,43 @@ class Spectral(_Net):
         return self.head(torch.fft.ifft(spectrum).real.mean((2, 3)))
 
 
+class Hiddens(_Net):
+    layer = HiddenLayer
+
+    def forward(self, images: Tensor) -> Tensor:
+        state = Hidden(self.stem(images))
+        for layer in self.body:
+            state = layer(state)
+        return self.head(state.x.mean((2, 3)))
+
+
+class Conjugates(_Net):
+    layer = ConjugateLayer
+
+    def forward(self, images: Tensor) -> Tensor:
+        spectrum = torch.fft.fft(self.stem(images))
+        for layer in self.body:
+            spectrum = layer(spectrum)
+        return self.head(spectrum.imag.mean((2, 3)))
+
+
+class Counted(_Net):
+    layer = CountedLayer
+
+    def forward(self, images: Tensor) -> Tensor:
+        pair = self.stem(images), torch.full((len(images),), 8)
+        for layer in self.body:
+            pair = layer(pair)
+            assert (pair[1] > 0).all()
+        return self.head(pair[0].mean((2, 3)))
+
+
+class StrictWithin(own_models.ConvNet):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.body[0] = StrictStem(3, own_models.WIDTH, 3, padding=1), FromStrict()
+
+
 class Numbers(_Net):
     layer: type[nn.Module] = NumberLayer
 
@@ -145,6 +229,9 @@ def _compare(kind: Any, layout: ContractLayout, words: str = "") -> None:
         (Spectral, LAYOUTS["pp2_zbv"]),
         (CarriedInPlace, LAYOUTS["pp2_interleaved"]),
         (CarriedInPlace, PP4),
+        (Conjugates, LAYOUTS["pp2_1f1b"]),
+        (Counted, LAYOUTS["pp2_1f1b"]),
+        (StrictWithin, LAYOUTS["pp2_1f1b"]),
     ],
 )
 def test_it_is_right(kind: Any, layout: ContractLayout) -> None:
@@ -156,6 +243,7 @@ def test_it_is_right(kind: Any, layout: ContractLayout) -> None:
     [
         (Numbers, LAYOUTS["pp2_1f1b"], "what a stage hands on must look the same for all micro-batches of one shape"),
         (Longer, LAYOUTS["pp2_interleaved"], "what a stage hands on must look the same for all micro-batches of one shape"),
+        (Hiddens, LAYOUTS["pp2_1f1b"], "Make it a dataclass, a dict, a list or a tuple"),
         (InPlace, LAYOUTS["pp2_1f1b"], "Write x = x + y instead of x += y"),
         (InPlace, LAYOUTS["pp2_interleaved"], "Write x = x + y instead of x += y"),
     ],

@@ -48,6 +48,27 @@ class HeadNormed(Normed):
         return self.out((shares.to(value) @ value).transpose(1, 2).reshape(*x.shape[:2], -1))
 
 
+class Turned(Normed):
+    """Turns pairs of a head, then norms and cuts the head: of one head a rank has as many features as of all of its heads."""
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        query, key, value = (_heads(layer(x)) for layer in (self.query, self.key, self.value))
+        query = query + torch.stack((-query[..., 1::2], query[..., ::2]), -1).flatten(-2)
+        first, second = (query * torch.rsqrt(query.pow(2).mean(-1, keepdim=True) + 1e-6)).chunk(2, -1)
+        mixed = F.scaled_dot_product_attention(torch.cat([-second, first], -1), key, value)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class CountedHeads(Normed):
+    """Knows how many heads there are, and not how wide they are: a rank would cut each into halves."""
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        parts = [
+            layer(x).view(*x.shape[:2], own_models.HEADS, -1).transpose(1, 2) for layer in (self.query, self.key, self.value)
+        ]
+        return self.out(F.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2))
+
+
 class HeadWeights(HeadNormed):
     """Has a weight for every head (Cohere), of which no rule says anything."""
 
@@ -121,6 +142,8 @@ KINDS = {
     "head_weights": _with(partial(HeadWeights, weight=True)),
     "mixed": _with(MixedNormed),
     "heads": _with(HeadNormed),
+    "turned": _with(Turned),
+    "counted_heads": _with(CountedHeads),
     "fused": FusedTransformer,
     "no_rowwise": NoRowwise,
 }
@@ -141,6 +164,7 @@ def _compare(name: str, layout: str, words: str = "") -> None:
         ("normed", "tp2_pp2", "and mean is given them before. This rank has 4 of them"),
         ("weighted", "tp2", "tensor['blocks.0.attention.query'] is 'colwise'"),
         ("head_weights", "tp2", "tensor['blocks.0.attention.query'] is 'colwise'"),
+        ("counted_heads", "tp2", "Cut what 'blocks.0.attention.query' makes by the width of a head"),
         ("mixed", "tp2", "and normalize is given them before"),
         ("fused", "tp2", "Make a Linear of its own of each part that 'blocks.0.mlp.up' makes"),
         ("no_rowwise", "tp2", "Set rowwise for the layer behind it"),
@@ -153,3 +177,7 @@ def test_what_would_mix_split_features_is_refused(name: str, layout: str, words:
 @pytest.mark.parametrize("layout", ["tp2", "tp2_pp2"])
 def test_what_works_within_heads_is_right(layout: str) -> None:
     _compare("heads", layout)
+
+
+def test_what_turns_pairs_of_a_head_is_right() -> None:
+    _compare("turned", "tp2")

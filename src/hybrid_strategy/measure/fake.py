@@ -142,6 +142,9 @@ class FakeTransport:
     def checked(self, message: Message, value: Any) -> Any:
         return value
 
+    def wanted(self, message: Message, value: Any) -> list[Any]:
+        return [tensor for _, tensor in tensors_of(value) if tensor.requires_grad]
+
     def send(self, message: Message, value: Any) -> None:
         """Counts `value`."""
         for _, tensor in tensors_of(value):

@@ -166,13 +166,23 @@ class _Run:
                 output = self.transport.checked(self._message(route), output)
             self._hand_on(cell, output)
         if self._grad:
-            self.held[cell.stage, cell.micro_batch] = _Held(_differentiable(received), _differentiable(output))
+            self.held[cell.stage, cell.micro_batch] = _Held(_differentiable(received), self._handed_on(cell, output))
 
-    def _output_gradients(self, cell: Cell, outputs: list[Tensor]) -> list[Tensor | None]:
+    def _handed_on(self, cell: Cell, output: Any) -> list[Tensor]:
+        """Tensors of a stage's output of which gradients come back; some may be frozen since the other end was told of them."""
+        route = self.routes.sends.get(cell)
+        if route is None or self.transport is None:
+            return _differentiable(output)
+        return self.transport.wanted(self._message(route), output)
+
+    def _output_gradients(self, cell: Cell, outputs: list[Tensor]) -> tuple[list[Tensor], list[Tensor | None]]:
+        """What of `outputs` is to be differentiated, and with which gradients."""
         if cell.stage == self.table.num_stages - 1:
-            return [None] * len(outputs)
+            return outputs, [None] * len(outputs)
         after = [Cell(cell.stage + 1, kind, cell.micro_batch) for kind in (BACKWARD, INPUT)]
-        return [gradient for _, gradient in tensors_of(self._take(cell, after))]
+        gradients = [gradient for _, gradient in tensors_of(self._take(cell, after))]
+        pairs = [each for each in zip(outputs, gradients, strict=False) if each[0].requires_grad]
+        return [output for output, _ in pairs], [gradient for _, gradient in pairs]
 
     def _return_gradients(self, cell: Cell, inputs: list[Tensor]) -> None:
         """Sends the gradients of a stage's inputs back; an input that nothing depends on has a gradient of zeros.
@@ -185,18 +195,18 @@ class _Run:
 
     def _backward(self, cell: Cell) -> None:
         held = self.held.pop((cell.stage, cell.micro_batch))
-        gradients = self._output_gradients(cell, held.outputs)
+        outputs, gradients = self._output_gradients(cell, held.outputs)
         self.runner.before_backward(cell.stage, cell.micro_batch)
-        if held.outputs:
-            torch.autograd.backward(held.outputs, gradients)
+        if outputs:
+            torch.autograd.backward(outputs, gradients)
         self._return_gradients(cell, held.inputs)
         self.runner.after_backward(cell.stage, cell.micro_batch)
 
     def _backward_input(self, cell: Cell) -> None:
         held = self.held[cell.stage, cell.micro_batch]
-        gradients = self._output_gradients(cell, held.outputs)
+        outputs, gradients = self._output_gradients(cell, held.outputs)
         with self.runner.first_half():
-            held.weight_work = backward_input(held.outputs, gradients, held.inputs)
+            held.weight_work = backward_input(outputs, gradients, held.inputs)
         self._return_gradients(cell, held.inputs)
         held.inputs, held.outputs = [], []
 

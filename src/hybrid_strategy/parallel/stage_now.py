@@ -10,8 +10,8 @@ from torch import Tensor
 
 from hybrid_strategy.errors import ModelError, message
 from hybrid_strategy.parallel.stand_ins import stand_in_for
-from hybrid_strategy.parallel.structures import Leaf, Shapes, structure_of
-from hybrid_strategy.parallel.trees import iterate_tensors
+from hybrid_strategy.parallel.structures import Leaf, Shapes, looks_of, structure_of
+from hybrid_strategy.parallel.trees import iterate_tensors, map_tensors
 
 
 class Crossing(NamedTuple):
@@ -116,7 +116,15 @@ class StageNow:
     def _stand_in(self, index: int) -> Any:
         structure = self.shapes.of.get(index)
         device = next((each.device for each in iterate_tensors(self.received)), None)
-        return stand_in_for(structure_of(self.received) if structure is None else structure, device, self._memory)
+        here = structure_of(self.received)
+        if structure is None or looks_of(structure) == looks_of(here):  # whole numbers such as lengths are usual ones then
+            return map_tensors(lambda _, tensor: self._unusable(tensor), self.received)
+        return stand_in_for(structure, device, self._memory)
+
+    def _unusable(self, tensor: Tensor) -> Any:
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            return tensor.detach().clone()
+        return stand_in_for(structure_of(tensor), tensor.device, self._memory)
 
 
 def _called_again(index: int) -> ModelError:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import pickle
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 import torch
@@ -65,12 +67,49 @@ class Shapes:
 
     def note(self, index: int, output: Any) -> None:
         """Notes what unit `index` has returned."""
-        self.of[index] = structure_of(output)
+        try:
+            self.of[index] = structure_of(output)
+        except Exception:  # a class of the user's that takes tensors only
+            self.of.pop(index, None)
 
 
 def _can_be_sent(structure: Any) -> bool:
     try:
-        pickle.dumps(structure)
+        pickle.loads(pickle.dumps(structure))
     except Exception:  # whatever the user's object raises
         return False
     return True
+
+
+def holder_of_tensors(value: Any) -> type | None:
+    """The class of an object in a nested value that holds tensors which only it knows of; `None` where there is none."""
+    return next((type(each) for each in _objects_in(structure_of(value)) if _holds_tensors(each)), None)
+
+
+def _objects_in(structure: Any) -> list[Any]:
+    found: list[Any] = []
+
+    def note(end: Any) -> bool:
+        if isinstance(end, _ENDS) or not (isinstance(end, Mapping | list | tuple) or is_dataclass(end)):
+            if not isinstance(end, (*_ENDS, torch.dtype, torch.device, type)):
+                found.append(end)
+            return True
+        return False
+
+    map_tensors(lambda _, end: end, structure, is_leaf=note)
+    return found
+
+
+class _Finder(pickle.Pickler):
+    found = False
+
+    def persistent_id(self, each: Any) -> Any:
+        self.found |= isinstance(each, torch.Tensor)
+        return 0 if isinstance(each, torch.Tensor) else None
+
+
+def _holds_tensors(value: Any) -> bool:
+    finder = _Finder(io.BytesIO())
+    with contextlib.suppress(Exception):  # what cannot be sent fails when it is
+        finder.dump(value)
+    return finder.found

@@ -21,7 +21,7 @@ from hybrid_strategy.errors import ModelError
 from hybrid_strategy.errors import message as _message
 from hybrid_strategy.parallel.past_layers import raise_it
 from hybrid_strategy.parallel.stage_now import Crossing
-from hybrid_strategy.parallel.structures import Leaf, looks_of, map_leaves, structure_of
+from hybrid_strategy.parallel.structures import Leaf, holder_of_tensors, looks_of, map_leaves, structure_of
 from hybrid_strategy.parallel.trees import tensors_of
 
 _HEADER_TAG = 1 << 28
@@ -59,14 +59,26 @@ class Transport:
 
     def checked(self, message: Message, value: Any) -> Any:
         """`value`; or nothing, as of a stage that has failed, where the other end waits for other looks: that is refused."""
-        if message.key not in self._sent or not isinstance(value, Crossing) or value.failed:
+        if not isinstance(value, Crossing) or value.failed:
             return value
+        if message.key not in self._sent:
+            kind = holder_of_tensors((value.output, value.carried))
+            if kind is None:
+                return value
+            self._refuse(_hidden(kind))
+            return Crossing.nothing(failed=True)
         before, now = looks_of(self._sent[message.key]), looks_of(structure_of(value))
         if before == now:
             return value
         was, became = next(((a, b) for a, b in zip(before, now, strict=False) if a != b), (len(before), len(now)))
         self._refuse(_changed(was, became))
         return Crossing.nothing(failed=True)
+
+    def wanted(self, message: Message, value: Any) -> list[Tensor]:
+        """Tensors of `value` of which the other end sends gradients back, as it was told with the first such message."""
+        told: list[bool] = []
+        map_leaves(self._sent[message.key], lambda leaf: told.append(leaf.requires_grad))
+        return [tensor for (_, tensor), wants in zip(tensors_of(value), told, strict=False) if wants]
 
     def send(self, message: Message, value: Any) -> None:
         """Starts sending `value` (a nested value of tensors).
@@ -155,10 +167,16 @@ class Transport:
 
 def _real(tensor: Tensor) -> Tensor:
     """The numbers of a complex tensor: not every backend knows more."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _changed(was: Any, became: Any) -> ModelError:
     rule = "what a stage hands on must look the same for all micro-batches of one shape: of it only the tensors travel each time"
     advice = "Hand numbers on as tensors, and tensors of one shape, or set pipeline_parallel_size=1"
     return ModelError(_message("module", "the pipeline's model", rule, f"Of it {was} has become {became}", advice))
+
+
+def _hidden(kind: type) -> ModelError:
+    rule = "units hand on an object of which the pipeline cannot see the tensors, so they would not be sent"
+    advice = "Make it a dataclass, a dict, a list or a tuple"
+    return ModelError(_message("module", "the pipeline's model", rule, f"It is a {kind.__module__}.{kind.__qualname__}", advice))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -54,14 +54,25 @@ def _map_mapping(
 
 def tensors_of(value: Any) -> list[tuple[Path, Tensor]]:
     """All tensors of a nested value with their paths, in order."""
-    found: list[tuple[Path, Tensor]] = []
+    return list(_walk(value, ()))
 
-    def note(path: Path, tensor: Tensor) -> Tensor:
-        found.append((path, tensor))
-        return tensor
 
-    map_tensors(note, value)
-    return found
+def _walk(value: Any, path: Path) -> Iterator[tuple[Path, Tensor]]:
+    """Goes where `map_tensors` goes, and makes no object anew: a class of the user's need not allow it."""
+    if isinstance(value, Tensor):
+        yield path, value
+        return
+    inside: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, Mapping):
+        inside = ((str(key), each) for key, each in value.items())
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        inside = zip(value._fields, value, strict=True)
+    elif isinstance(value, (list, tuple)):
+        inside = ((str(index), each) for index, each in enumerate(value))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        inside = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value) if field.init)
+    for name, each in inside:
+        yield from _walk(each, (*path, name))
 
 
 @dataclasses.dataclass(frozen=True)

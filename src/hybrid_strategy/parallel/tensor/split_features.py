@@ -37,11 +37,13 @@ class SplitFeatures(Tensor):
         layers: names of the colwise layers that have made it.
         widths: how many features of each this rank has.
         flat: are the features its last dimension? Not where they are cut into heads.
+        head: how many features a head has, where they are cut into heads; else 0.
     """
 
     layers: tuple[str, ...]
     widths: frozenset[int]
     flat: bool
+    head: int
 
     @classmethod
     def __torch_function__(
@@ -74,18 +76,29 @@ def _inherited(name: str, result: Tensor, given: list[SplitFeatures]) -> Tensor:
     flat = name not in _PRODUCTS and result.dim() > 0 and result.shape[-1] in widths
     if flat and name in _VIEWS:
         source = given[0]
+        joined = source.shape[result.dim() - 1 :]
         joins_heads = result.shape[:-1] == source.shape[: result.dim() - 1] or result.shape[-1] != source.shape[-1]
-        merged = result.dim() < source.dim() and joins_heads
+        within = result.shape[-1] == source.head and 1 not in joined  # pairs of one head
+        merged = result.dim() < source.dim() and joins_heads and not within
         flat = merged or (source.flat and result.dim() <= source.dim() and name not in ("transpose", "permute", "movedim"))
     elif flat:
         flat = any(each.flat for each in given)
-    return made_by(result, tuple(dict.fromkeys(layer for each in given for layer in each.layers)), widths, flat)
+    head = 0 if flat else _head(result, given)
+    return made_by(result, tuple(dict.fromkeys(layer for each in given for layer in each.layers)), widths, flat, head)
 
 
-def made_by(tensor: Tensor, layers: tuple[str, ...], widths: frozenset[int], flat: bool = True) -> Tensor:
+def _head(result: Tensor, given: list[SplitFeatures]) -> int:
+    """Features of a head: known before, or those that a cut of the last dimension leaves behind the number of heads."""
+    source = given[0]
+    if source.flat and result.dim() > source.dim() and result.shape[: source.dim() - 1] == source.shape[:-1]:
+        return source.shape[-1] // max(1, result.shape[source.dim() - 1])
+    return max(each.head for each in given)
+
+
+def made_by(tensor: Tensor, layers: tuple[str, ...], widths: frozenset[int], flat: bool = True, head: int = 0) -> Tensor:
     """The same tensor, which knows that it is split."""
     split: Any = tensor.as_subclass(SplitFeatures)
-    split.layers, split.widths, split.flat = layers, widths, flat
+    split.layers, split.widths, split.flat, split.head = layers, widths, flat, head
     return split  # type: ignore[no-any-return]
 
 
@@ -102,12 +115,27 @@ def _mixes(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         return True
     if name == "__getitem__":
         return _cuts_last(args[1], subject.dim())
+    if name in ("view", "reshape", "unflatten"):
+        return _counts_parts(name, args, kwargs)
     if name not in _OF_DIM:
         return False
     place = _OF_DIM[name]
     dims = kwargs["dim"] if "dim" in kwargs else args[place] if len(args) > place else None
     last = {-1, subject.dim() - 1}
     return bool(last & set(dims)) if isinstance(dims, tuple | list) else type(dims) is int and dims in last
+
+
+def _counts_parts(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Is the last dimension cut into so many parts of any width (`view(b, s, heads, -1)`)? A rank has fewer, not thinner ones."""
+    rest = (*args[1:], *kwargs.values())
+    sizes = rest[-1] if rest and isinstance(rest[-1], tuple | list) else rest
+    if not all(isinstance(each, int) for each in sizes) or -1 not in sizes:
+        return False
+    whole = args[0] if args else kwargs["input"]
+    before = () if name == "unflatten" else tuple(whole.shape[:-1])
+    last = name != "unflatten" or rest[0] in (-1, whole.dim() - 1)
+    cut = tuple(sizes[len(before) :])
+    return last and tuple(sizes[: len(before)]) == before and any(each > 1 for each in cut[: cut.index(-1) if -1 in cut else 0])
 
 
 def _cuts_last(index: Any, ndim: int) -> bool:
@@ -127,7 +155,9 @@ def refuse(split: SplitFeatures, operation: str, error: Exception | None = None)
     layer = split.layers[0]
     rule = f"its features are split over the ranks until a rowwise layer takes them, and {operation} is given them before"
     held = f"This rank has {', '.join(map(str, sorted(split.widths)))} of them"
-    if operation in _PARTS:
+    if error is None and operation in ("view", "reshape", "unflatten"):
+        advice = f"Cut what {layer!r} makes by the width of a head, as in view(b, s, -1, width), or make Linears of a fused layer"
+    elif operation in _PARTS:
         advice = f"Make a Linear of its own of each part that {layer!r} makes, or take its rule and those of its block away"
     elif operation in ("cross_entropy", "nll_loss", "the caller of the model"):
         advice = f"Set vocab_head for {layer!r}, whose output looks whole, rowwise for the layer behind it, or take its rule away"
