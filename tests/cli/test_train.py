@@ -200,8 +200,8 @@ def test_ctrl_c_saves_and_ends_a_run_within_5_seconds(folder: Path):
             break
     started = time.monotonic()
     parent.send_signal(signal.SIGINT)
-    _, err = parent.communicate(timeout=60)
-    assert time.monotonic() - started < 30, "5 s on a machine that is not busy"
+    _, err = parent.communicate(timeout=30)
+    assert time.monotonic() - started < 5
     assert parent.returncode == 75
     assert "SIGINT: stopping after the step at hand" in err
     assert "stopped by SIGINT after step " in err

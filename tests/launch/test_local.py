@@ -113,7 +113,7 @@ class TestLauncher:
         parent, pids = _start_hanging(name, "hang_deaf", tmp_path)
         parent.kill()
         parent.wait()
-        assert _wait_until_gone(pids, 30) == []
+        assert _wait_until_gone(pids, 5) == []
 
     @pytest.mark.skipif(sys.platform != "linux", reason="whether a process has ended is read from /proc")
     @pytest.mark.parametrize("target", ["hang", "hang_deaf"])
@@ -121,9 +121,9 @@ class TestLauncher:
         parent, pids = _start_hanging(name, target, tmp_path)
         started = time.monotonic()
         parent.send_signal(signal.SIGINT)
-        assert parent.wait(timeout=60) == 130
-        assert _wait_until_gone(pids, 10) == []
-        assert time.monotonic() - started < 25, "5 s on a machine that is not busy; the agent by itself takes 30"
+        assert parent.wait(timeout=10) == 130
+        assert _wait_until_gone(pids, 1) == []
+        assert time.monotonic() - started < 5
 
     @pytest.mark.parametrize(("seconds", "how"), [(0.2, "slowly"), (0.0, "fast"), (1.0, "fast")])
     def test_ctrl_c_while_ranks_are_starting_ends_them_in_one_line(self, name, seconds, how, tmp_path):
@@ -136,8 +136,8 @@ class TestLauncher:
         time.sleep(seconds)
         parent.send_signal(signal.SIGINT)
         started = time.monotonic()
-        said, _ = parent.communicate(timeout=150)
-        assert time.monotonic() - started < 50, "imports of 100 s were waited for"
+        said, _ = parent.communicate(timeout=120)
+        assert time.monotonic() - started < 5, "imports of 100 s were waited for"
         assert parent.returncode == 130, said
         assert "SIGINT: stopping" in said
         assert "Traceback" not in said

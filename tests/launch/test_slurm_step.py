@@ -46,7 +46,7 @@ def test_after_a_failure_the_step_is_not_waited_for(tmp_path: Path) -> None:
     record(tmp_path / "logs", 0, RuntimeError("Connection closed by peer"))
     started = time.monotonic()
     assert slurm_step.wait(_started("import time; time.sleep(60)"), tmp_path) == 137
-    assert time.monotonic() - started < 40
+    assert time.monotonic() - started < 10
 
 
 def test_a_rank_leaves_when_another_has_failed_and_not_because_of_a_signal_alone(tmp_path: Path) -> None:

@@ -113,4 +113,4 @@ def test_the_deepest_model_takes_no_time() -> None:
     start = time.process_time()
     for num_stages in (2, 16, 63, 126):
         balance(unit_costs(shape), num_stages, layer_like(unit_names(shape)))
-    assert time.process_time() - start < 30
+    assert time.process_time() - start < 3

@@ -106,6 +106,6 @@ def test_the_largest_run_is_planned_at_once() -> None:
     layout = resolve_layout(world_size=16384, tensor_parallel_size=8, pipeline_parallel_size=16, sharding="zero3")
     start = time.process_time()
     plan = build_plan(layout, BatchSpec(2048, num_microbatches=16), shape)
-    assert time.process_time() - start < 30
+    assert time.process_time() - start < 3
     assert plan.num_parameters == shape.num_parameters == 405_853_388_800
     assert len(plan.rank_parameters) == 16384

@@ -282,4 +282,4 @@ def test_refusing_takes_no_time_for_a_large_and_awkward_world() -> None:
             context_parallel_size=35,
             data_parallel_size=100,
         )
-    assert time.process_time() - start < 20
+    assert time.process_time() - start < 2

@@ -75,7 +75,7 @@ def test_405b_on_16384_gpus_in_a_second() -> None:
     search(Question(LLAMA_405B, cluster, 2048))
     start = time.process_time()
     result = search(Question(LLAMA_405B, cluster, 2048))
-    assert time.process_time() - start < 10
+    assert time.process_time() - start < 1
     layout = result.winner.scenario.layout
     assert layout.tensor_parallel_size == 8
     assert layout.pipeline_parallel_size > 1

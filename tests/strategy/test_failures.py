@@ -105,7 +105,7 @@ def test_an_exception_ends_all_ranks_with_its_traceback(case: tuple[str, str, in
     if hook != "on_train_end":  # after the last collective: the other rank has done its work
         assert other.traceback, "the other rank went on, or had to be killed"
     assert "planted" not in (other.traceback or "")
-    assert other.seconds - found[rank].seconds < 10.0
+    assert other.seconds - found[rank].seconds < 2.0
 
 
 def _hang(name: str, where: str) -> None:
@@ -143,6 +143,7 @@ def test_a_rank_that_waits_in_vain_says_where() -> None:
         assert HANGS[case] in found[0].traceback, found[0].traceback[-1500:]
         assert "rank 0 (pipeline_parallel 0, data_parallel 0, tensor_parallel 0)" in found[0].traceback
         assert "timeout=2 s" in found[0].traceback
+        assert found[0].seconds < 12
         assert found[1].traceback == "", "it hangs in the user's code: the launcher ends it"
 
 

@@ -155,6 +155,7 @@ def test_nothing_of_a_distributed_process_reaches_a_point(monkeypatch):
 
 def test_points_side_by_side_as_cores_allow(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(4)))
+    started = time.monotonic()
     monkeypatch.setattr("hybrid_strategy.sweeping.local._GRACE_SECONDS", 0.2)
     code, _ = _sweep(
         monkeypatch,
@@ -165,7 +166,8 @@ def test_points_side_by_side_as_cores_allow(monkeypatch):
     )
     assert code == 5
     begun = [read_state(Path(f"outputs/sweeps/s/weight_decay-{value}")).started for value in ("0.1", "0.2")]
-    assert abs(begun[0] - begun[1]) < 3, "one waited for the time limit of the other"
+    assert abs(begun[0] - begun[1]) < 1
+    assert time.monotonic() - started < 30
 
 
 def test_results_hold_every_point_and_every_skipped_one(monkeypatch):
@@ -313,11 +315,11 @@ def test_nothing_is_left_running(tmp_path, number, capsys):
     if number == signal.SIGINT:  # the second one does not wait for the point to save
         time.sleep(0.5)
         parent.send_signal(number)
-    _, said = parent.communicate(timeout=60)
+    _, said = parent.communicate(timeout=15)
     assert parent.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 130)
     words = {signal.SIGINT: b"stopped by Ctrl-C", signal.SIGTERM: b"stopped by SIGTERM"}
     assert words.get(number, b"") in said
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 5
     while time.monotonic() < deadline and Path(f"/proc/{pid.read_text()}").exists():
         time.sleep(0.05)
     assert not Path(f"/proc/{pid.read_text()}").exists()

@@ -181,7 +181,8 @@ class _Run:
             return outputs, [None] * len(outputs)
         after = [Cell(cell.stage + 1, kind, cell.micro_batch) for kind in (BACKWARD, INPUT)]
         gradients = [gradient for _, gradient in tensors_of(self._take(cell, after))]
-        pairs = [each for each in zip(outputs, gradients, strict=False) if each[0].requires_grad]
+        either_failed = not outputs or not gradients  # a stage that could not be played hands nothing on
+        pairs = [each for each in zip(outputs, gradients, strict=not either_failed) if each[0].requires_grad]
         return [output for output, _ in pairs], [gradient for _, gradient in pairs]
 
     def _return_gradients(self, cell: Cell, inputs: list[Tensor]) -> None:

@@ -79,7 +79,8 @@ class StageContext:
         Where nothing has kept track of the stand-ins, the first play of a unit still finds NaN.
         """
         split = self.arriving is not _as_it_is  # a part of a sequence cannot be looked at as a whole one
-        if self.now is None or self.now.received is None or split:
+        known = self.look is None and unit in self._checked
+        if known or self.now is None or self.now.received is None or split:
             return
         origins = origins_used(inputs)
         if origins and self.look is not None:

@@ -7,19 +7,18 @@ such a value, and a step that returns or logs it, can be told which output is mi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from hybrid_strategy.parallel.marked import MarkedTensor, call_plainly, makes_of_values
 from hybrid_strategy.parallel.structures import Leaf, map_leaves
 from hybrid_strategy.parallel.trees import has_nan, iterate_tensors, map_tensors
 
-_PLAIN = (Tensor, nn.Parameter)
 
-
-class StandIn(Tensor):
+class StandIn(MarkedTensor):
     """What is computed of it is one, too.
 
     Attributes:
@@ -31,14 +30,9 @@ class StandIn(Tensor):
     sure: bool
 
     @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if not all(each is cls or each in _PLAIN for each in types):
-            return NotImplemented
+    def computed(cls, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         try:
-            with torch._C.DisableTorchFunctionSubclass():
-                result = func(*args, **(kwargs or {}))
+            result = call_plainly(func, args, kwargs)
         except Exception as error:
             note_origins(error, origins_in((args, kwargs)))
             raise
@@ -47,7 +41,7 @@ class StandIn(Tensor):
 
 def _inherited(name: str, result: Any, given: Any) -> Any:
     """The result of a function on stand-ins, as what is made of them."""
-    if not isinstance(result, Tensor | tuple | list) or name.endswith("_like") or name.startswith("new_"):
+    if not makes_of_values(name, result):
         return result
     if name == "to" or name.endswith("_as"):  # the others are there for their shape or type
         given = given[0][0]

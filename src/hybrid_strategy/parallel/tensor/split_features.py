@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from hybrid_strategy.errors import ModelError, message
+from hybrid_strategy.parallel.marked import MarkedTensor, call_plainly, makes_of_values
 from hybrid_strategy.parallel.shell import operation_name
 from hybrid_strategy.parallel.trees import iterate_tensors, map_tensors
 
-_PLAIN = (Tensor, nn.Parameter)
 _SECOND = ("mean", "sum", "var", "std", "var_mean", "std_mean", "logsumexp", "softmax", "log_softmax", "prod", "amax", "amin")
 _OF_DIM: Mapping[str, int] = {
     **dict.fromkeys((*_SECOND, "max", "min", "argmax", "argmin", "cumsum", "narrow", "unbind"), 1),
@@ -30,7 +30,7 @@ _PRODUCTS = ("matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "einsum", 
 _VIEWS = ("view", "reshape", "flatten", "unflatten", "transpose", "permute", "movedim", "unsqueeze", "squeeze", "swapaxes")
 
 
-class SplitFeatures(Tensor):
+class SplitFeatures(MarkedTensor):
     """What is computed of it is one, too, until a rowwise layer takes it.
 
     Attributes:
@@ -46,23 +46,18 @@ class SplitFeatures(Tensor):
     head: int
 
     @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if not all(each is cls or each in _PLAIN for each in types):
-            return NotImplemented
-        kwargs, name = kwargs or {}, operation_name(func)
+    def computed(cls, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        name = operation_name(func)
         given = [each for each in iterate_tensors((args, kwargs)) if isinstance(each, SplitFeatures)]
         if _mixes(name, args, kwargs):
             refuse(given[0], name)
         try:
-            with torch._C.DisableTorchFunctionSubclass():
-                result = func(*args, **kwargs)
+            result = call_plainly(func, args, kwargs)
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, IndexError) as error:
             refuse(given[0], name, error)
-        if not isinstance(result, Tensor | tuple | list) or name.endswith("_like") or name.startswith(("new_", "get_")):
+        if not makes_of_values(name, result) or name.startswith("get_"):
             return result
         if (name == "to" or name.endswith("_as")) and not isinstance(args[0], SplitFeatures):
             return result  # the others are there for their shape or type

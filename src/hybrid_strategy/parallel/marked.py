@@ -1,0 +1,39 @@
+"""Tensors that know what they are made of: what is computed of one knows it, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_PLAIN = (Tensor, nn.Parameter)
+
+
+class MarkedTensor(Tensor):
+    """Hands every function of torch that is given one to `computed`; other subclasses of tensors go first."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if not all(each is cls or each in _PLAIN for each in types):
+            return NotImplemented
+        return cls.computed(func, args, kwargs or {})
+
+    @classmethod
+    def computed(cls, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The result of a function, with its marks."""
+        raise NotImplementedError
+
+
+def call_plainly(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The result without marks."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return func(*args, **kwargs)
+
+
+def makes_of_values(name: str, result: Any) -> bool:
+    """Is the result of the function of this name made of what it is given, and not only of its shape or type?"""
+    return isinstance(result, Tensor | tuple | list) and not name.endswith("_like") and not name.startswith("new_")
