@@ -29,7 +29,8 @@ from hybrid_strategy.parallel.names import Describe, Names, StageCut
 from hybrid_strategy.parallel.parameters import Slot, collect_slots
 from hybrid_strategy.parallel.sharding._base import Sharding
 from hybrid_strategy.parallel.side_values import kept_values, taken_from_the_side
-from hybrid_strategy.parallel.stages import StageContext, cut_model, put_gates, tied_places
+from hybrid_strategy.parallel.stage_context import StageContext
+from hybrid_strategy.parallel.stages import cut_model, put_gates, tied_places
 from hybrid_strategy.parallel.step_random import StepRandom, put_dropouts_apart
 from hybrid_strategy.parallel.tensor.apply import TensorShard, apply_tensor_parallel
 from hybrid_strategy.parallel.tensor.check import assign_styles
@@ -123,6 +124,7 @@ def parallelize(
     if groups.tensor is not None:
         assign_styles(root, plan, groups.layout.tensor_parallel_size)  # on the whole model, so that no typo hides behind the cut
     context = StageContext(_step_random(groups, device))
+    context.compiles = groups.layout.compile
     context.carried = find_carried(root, units, plan.carried)
     cut = StageCut(units, bounds, _owners(groups))
     names = Names.of(module, root, cut)
@@ -285,7 +287,7 @@ def _slice(
         size=layout.tensor_parallel_size,
         sequence_parallel=layout.sequence_parallel,
         absent=absent,
-        looks=None if layout.compile else lambda: context.look is not None,
+        refused=None if layout.compile else lambda: None if context.look is None else context.look.refused,
     )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hybrid_strategy.errors import ConfigError, ModelError, message
 from hybrid_strategy.parallel.side_values import Place
-from hybrid_strategy.parallel.stand_ins import origins_of_error
+from hybrid_strategy.parallel.stand_ins import how_it_fails, origins_of_error
 
 Need = tuple[str, str, str]
 """Key and value of a refusal, and how the value comes to it."""
@@ -53,8 +53,7 @@ class Look:
     def note_failure(self, error: Exception, units: Sequence[str]) -> bool:
         """Notes what a stage has failed with, if all ranks shall be told: what is refused, and what comes of missing values."""
         if origins := origins_of_error(error):
-            what = f"its forward fails ({type(error).__name__}: {error}) on"
-            self.need("module", "the pipeline's model", what, [units[each] for each in sorted(origins)])
+            self.need("module", "the pipeline's model", how_it_fails(error), [units[each] for each in sorted(origins)])
         elif isinstance(error, ConfigError):
             self.refused.append(error)
         elif isinstance(error, RuntimeError) and "in-place operation" in str(error):
