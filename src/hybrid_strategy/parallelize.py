@@ -7,7 +7,7 @@ parallel / ZeRO -> first values.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -124,7 +124,7 @@ def parallelize(
     if groups.tensor is not None:
         assign_styles(root, plan, groups.layout.tensor_parallel_size)  # on the whole model, so that no typo hides behind the cut
     context = StageContext(_step_random(groups, device))
-    context.compiles = groups.layout.compile
+    context.compiles, context.agree = groups.layout.compile, _agreement(groups, device)
     context.carried = find_carried(root, units, plan.carried)
     cut = StageCut(units, bounds, _owners(groups))
     names = Names.of(module, root, cut)
@@ -255,6 +255,19 @@ def _step_random(groups: Groups, device: torch.device) -> StepRandom:
     """Under sequence parallelism tensor-parallel ranks hold other tokens than each other between the tensor-parallel regions."""
     place = groups.coordinate.tensor_parallel if groups.layout.sequence_parallel else 0
     return StepRandom(device, has_peers(groups.layout), place)
+
+
+def _agreement(groups: Groups, device: torch.device) -> Callable[[bool], bool] | None:
+    """Asks ranks that gather weights together whether one of them has failed; `None` where there are no others."""
+    if groups.layout.sharding != "zero3" or groups.gradient is None:
+        return None
+
+    def agree(failed: bool) -> bool:
+        number = torch.tensor(float(failed), device=device)
+        dist.all_reduce(number, op=dist.ReduceOp.MAX, group=groups.gradient)
+        return bool(number.item())
+
+    return agree
 
 
 def _owners(groups: Groups) -> tuple[int, ...]:

@@ -55,7 +55,8 @@ class Look:
         if origins := origins_of_error(error):
             self.need("module", "the pipeline's model", how_it_fails(error), [units[each] for each in sorted(origins)])
         elif isinstance(error, ConfigError):
-            self.refused.append(error)
+            if not self.needs:  # else it comes of the values that are missing
+                self.refused.append(error)
         elif isinstance(error, RuntimeError) and "in-place operation" in str(error):
             self.refused.append(_changed_in_place(error))
         elif not self.needs and not self.refused:

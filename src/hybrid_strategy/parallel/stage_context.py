@@ -17,6 +17,7 @@ from hybrid_strategy.parallel.inner_values import InnerValues
 from hybrid_strategy.parallel.look import Look, past_the_cut
 from hybrid_strategy.parallel.outside import OutsideCalls
 from hybrid_strategy.parallel.past_layers import LayerWatch
+from hybrid_strategy.parallel.shell import Shell
 from hybrid_strategy.parallel.stage_now import Crossing, StageNow, StageOutput, left_out
 from hybrid_strategy.parallel.stand_ins import origins_used
 from hybrid_strategy.parallel.step_random import StepRandom
@@ -50,6 +51,8 @@ class StageContext:
         """Makes plain tensors of a stage's output."""
         self.arriving: Callable[[Any], Any] = _as_it_is
         """Makes of what was received what the unit before would have returned."""
+        self.agree: Callable[[bool], bool] | None = None
+        """Has any rank failed of those that gather weights together in every pass, and so must play the same stages?"""
         self._checked: set[str] = set()
 
     def refuse(self, error: ModelError) -> None:
@@ -68,11 +71,13 @@ class StageContext:
 
         Where nothing has kept track of the stand-ins, the first play of a unit still finds NaN.
         """
-        split = self.arriving is not _as_it_is  # a part of a sequence cannot be looked at as a whole one
         known = self.look is None and unit in self._checked
-        if known or self.now is None or self.now.received is None or split:
+        if known or self.now is None or self.now.received is None:
             return
-        origins = origins_used(inputs)
+        split = self.arriving is not _as_it_is
+        origins = origins_used([each.local if isinstance(each, Shell) else each for each in iterate_tensors(inputs)])
+        if split and not (origins and self.look is not None):
+            return  # a part of a sequence cannot be looked at as a whole one
         if origins and self.look is not None:
             self.look.need("parallel_plan.units", unit, "it is given", [self.units[each] for each in sorted(origins)])
         elif self.look is not None and self.look.needs:  # it is known already where NaN comes from
@@ -96,7 +101,8 @@ class StageContext:
         """Has this stage, an earlier one or another of this rank failed in the step at hand?"""
         if self.look is None:
             return False
-        self.look.failed |= received is not None and received.failed
+        failed = self.look.failed or (received is not None and received.failed)
+        self.look.failed = failed if self.agree is None else self.agree(failed)
         return self.look.failed
 
     def telling_all(self, run: Callable[[], Any], nothing: Any) -> Any:
