@@ -93,6 +93,38 @@ class Checked(own_models.Transformer):
         return self.head(self.norm(x))
 
 
+class KeepsMean(own_models.Transformer):
+    """Keeps a moving mean of an early layer's output between its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(own_models.WIDTH))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids)
+        for index, block in enumerate(self.blocks):
+            x = block(x + self.places)
+            if index == 0:
+                self.keep(x.detach().mean((0, 1)))
+        return self.head(self.norm(x))
+
+    def keep(self, mean: Tensor) -> None:
+        self.mean.mul_(0.9).add_(mean, alpha=0.1)
+
+
+class Unset(own_models.Transformer):
+    """Has a buffer that is not set yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("best", torch.tensor(float("nan")))
+
+
+class AssignsMean(KeepsMean):
+    def keep(self, mean: Tensor) -> None:
+        self.mean = self.mean * 0.9 + mean * 0.1
+
+
 class ScaledLayer(own_models.EncoderLayer):
     def __init__(self) -> None:
         super().__init__()
@@ -160,6 +192,13 @@ def _compare(kind: type[nn.Module], layout: str, words: str = "") -> None:
         (Compared, "pp2_interleaved", "its forward reads (allclose)"),
         (Caught, "pp2_1f1b", "its forward fails (_LinAlgError"),
         (Checked, "pp2_1f1b", "its forward reads (bool)"),
+        (
+            KeepsMean,
+            "pp2_1f1b",
+            "buffer is 'model.mean': its forward writes to it what a unit of another pipeline stage has made",
+        ),
+        (KeepsMean, "pp2_interleaved", "Write to a buffer of the unit itself"),
+        (AssignsMean, "pp2_1f1b", "buffer is 'model.mean'"),
         (AsksForBuffers, "pp2_1f1b", "was asked for its layers or weights. 'scale' of unit 1"),
     ],
 )
@@ -172,6 +211,7 @@ def test_what_nobody_can_follow_is_refused(kind: type[nn.Module], layout: str, w
     [
         (CarriedEarly, "pp2_1f1b"),
         (CaughtShape, "pp2_1f1b"),
+        (Unset, "pp2_1f1b"),
         (Bounded, "pp2_interleaved"),
         (CompiledBetween, "pp2_1f1b"),
         (CompiledBetween, "pp2_interleaved"),

@@ -31,6 +31,7 @@ class Look:
         metrics: those that the last stage has logged.
         needs: what has been given values of units that have not come along: `(key, value, how)`, and the names of these units.
         failed: has a stage of this rank failed, so that what it sends from then on is nothing?
+        unset: names of buffers that held NaN before.
         stood_in: has a unit of another stage been given the output of the one before the cut, in the place of its own?
     """
 
@@ -44,6 +45,7 @@ class Look:
     metrics: set[str] = field(default_factory=set)
     needs: dict[Need, list[str]] = field(default_factory=dict)
     failed: bool = False
+    unset: set[str] = field(default_factory=set)
     stood_in: bool = False
 
     def need(self, key: str, value: str, how: str, makers: list[str]) -> None:
