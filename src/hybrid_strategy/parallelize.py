@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -20,6 +19,7 @@ from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.distributed.random_state import has_peers
 from hybrid_strategy.errors import ModelError, message
 from hybrid_strategy.parallel.activation_checkpoint import checkpoint_units
+from hybrid_strategy.parallel.agreement import agree_on_values, agreement
 from hybrid_strategy.parallel.compiled import compile_units, refuse_compiled
 from hybrid_strategy.parallel.context.gate import check_units, close_for_sending, open_received, put_context_gates
 from hybrid_strategy.parallel.context.region import ContextRegion
@@ -28,8 +28,9 @@ from hybrid_strategy.parallel.materialise import Initialiser, check_buffers
 from hybrid_strategy.parallel.names import Describe, Names, StageCut
 from hybrid_strategy.parallel.parameters import Slot, collect_slots
 from hybrid_strategy.parallel.sharding._base import Sharding
-from hybrid_strategy.parallel.side_values import kept_values, taken_from_the_side
-from hybrid_strategy.parallel.stages import StageContext, cut_model, put_gates, tied_places
+from hybrid_strategy.parallel.side_values import kept_values, lost_in_buffers, taken_from_the_side, unset_buffers
+from hybrid_strategy.parallel.stage_context import StageContext
+from hybrid_strategy.parallel.stages import cut_model, put_gates, tied_places
 from hybrid_strategy.parallel.step_random import StepRandom, put_dropouts_apart
 from hybrid_strategy.parallel.tensor.apply import TensorShard, apply_tensor_parallel
 from hybrid_strategy.parallel.tensor.check import assign_styles
@@ -75,11 +76,21 @@ class Parallelized:
         whole = [slot for slot in self.slots if not slot.holders and not slot.spec.partial_gradient]
         return [slot for slot in whole if stages[id(slot)] == 1]
 
+    def note_buffers(self, module: nn.Module) -> None:
+        """In a step that is looked at, before it is played: which buffers hold NaN already."""
+        if self.context.look is not None and len(self.bounds) > 2:
+            self.context.look.unset = self._unset_buffers(module)
+
+    def _unset_buffers(self, module: nn.Module) -> set[str]:
+        return unset_buffers(module, tuple(f"{self.target}.{unit}." if self.target else f"{unit}." for unit in self.units))
+
     def note_side_values(self, module: nn.Module, stage: int, loss: Tensor | None) -> None:
         """In a step that is looked at: what layers of `stage` keep of their own; on the last one, what of it `loss` has taken."""
         look = self.context.look
         if look is None or len(self.bounds) == 2:
             return
+        if stage > 0:
+            look.refused.extend(lost_in_buffers(sorted(self._unset_buffers(module) - look.unset)))
         root = module.get_submodule(self.target) if self.target else module
         names = self.units[self.bounds[stage] : self.bounds[stage + 1]]
         kept = kept_values([root.get_submodule(name) for name in names], module)
@@ -122,7 +133,7 @@ def parallelize(
     units, bounds, counts = _stages(root, plan, groups, stage_cuts)
     if groups.tensor is not None:
         assign_styles(root, plan, groups.layout.tensor_parallel_size)  # on the whole model, so that no typo hides behind the cut
-    context = StageContext(_step_random(groups, device))
+    context = _context(groups, device)
     context.carried = find_carried(root, units, plan.carried)
     cut = StageCut(units, bounds, _owners(groups))
     names = Names.of(module, root, cut)
@@ -178,29 +189,6 @@ def refuse_own_parallelism(module: nn.Module) -> None:
             raise ModelError(message("module", name, rule, f"its placements are {parameter.placements}", advice))
 
 
-def agree_on_values(module: nn.Module) -> None:
-    """Gives every rank rank 0's values where ranks differ: a module built without a seed is a different one on each rank."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return
-    tensors = [each.detach() for each in (*module.parameters(), *module.buffers()) if not each.is_meta and each.numel()]
-    if not tensors:
-        return
-    sums = torch.stack([each.double().sum().cpu() for each in tensors] + [each.double().abs().sum().cpu() for each in tensors])
-    gathered: list[list[float] | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, sums.tolist())
-    if all(each == gathered[0] or _both_nan(each, gathered[0]) for each in gathered):
-        return
-    backend_device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
-    for tensor in tensors:
-        values = tensor.to(backend_device).contiguous()
-        dist.broadcast(values, src=0)
-        tensor.copy_(values)
-
-
-def _both_nan(left: list[float] | None, right: list[float] | None) -> bool:
-    return repr(left) == repr(right)
-
-
 def _stages(
     root: nn.Module, plan: ParallelPlan, groups: Groups, stage_cuts: Sequence[int] | None
 ) -> tuple[list[str], tuple[int, ...], list[int]]:
@@ -249,6 +237,12 @@ def _watch_weights(
         context.layers.cover(slots, {i: root.get_submodule(name) for i, name in enumerate(units) if name not in absent})
 
 
+def _context(groups: Groups, device: torch.device) -> StageContext:
+    context = StageContext(_step_random(groups, device))
+    context.compiles, context.agree = groups.layout.compile, agreement(groups, device)
+    return context
+
+
 def _step_random(groups: Groups, device: torch.device) -> StepRandom:
     """Under sequence parallelism tensor-parallel ranks hold other tokens than each other between the tensor-parallel regions."""
     place = groups.coordinate.tensor_parallel if groups.layout.sequence_parallel else 0
@@ -285,7 +279,7 @@ def _slice(
         size=layout.tensor_parallel_size,
         sequence_parallel=layout.sequence_parallel,
         absent=absent,
-        looks=None if layout.compile else lambda: context.look is not None,
+        refused=None if layout.compile else lambda: None if context.look is None else context.look.refused,
     )
 
 

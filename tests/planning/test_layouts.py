@@ -166,7 +166,7 @@ MODEL_REFUSED = [
     (
         {"world_size": 8, "pipeline_parallel_size": 8},
         {"shape": SHAPE},
-        "pipeline_parallel_size is 8: every stage needs a layer of its own. 8 ranks x 1 stages = 8 stages for 4 layers. "
+        "pipeline_parallel_size is 8: every stage needs a layer of its own. 8 ranks x 1 stage = 8 stages for 4 layers. "
         "Set 1, 2 or 4.",
     ),
     (
@@ -178,6 +178,16 @@ MODEL_REFUSED = [
         {"world_size": 3, "pipeline_parallel_size": 3, "schedule": "ZBVZeroBubble"},
         {"num_units": 5},
         "pipeline_parallel_size is 3: every stage needs a layer of its own. 3 ranks x 2 stages = 6 stages for 5 layers. Set 1.",
+    ),
+    (
+        {"world_size": 2, "pipeline_parallel_size": 2, "schedule": "ZBVZeroBubble"},
+        {"num_units": 1},
+        "2 ranks x 2 stages = 4 stages for 1 layer, and one that the model calls several times lies on one rank. Set 1.",
+    ),
+    (
+        {"world_size": 2, "pipeline_parallel_size": 2},
+        {"num_units": 1},
+        "2 ranks x 1 stage = 2 stages for 1 layer, and one that the model calls several times lies on one rank. Set 1.",
     ),
     ({"world_size": 3, "pipeline_parallel_size": 3}, {"num_units": 2}, "3 stages for 2 layers. Set 1."),
     (

@@ -125,6 +125,7 @@ def test_outputs_of_units_go_past_cuts_where_the_plan_carries_them(kind: Any, la
         (UNet, LAYOUTS["pp2_zbv"], "Set carried=("),
         (own_models.Careless, ZERO3, "Set carried=('encoder.1',) in parallel_plan()"),
         (own_models.Careless, LAYOUTS["tp2_pp2"], "encoder.1 made it, on another stage"),
+        (own_models.Careless, CONTEXT, "decoder.0': it is given a value that an earlier unit has made"),
         (own_models.SkipOutside, LAYOUTS["pp2_interleaved"], "Set carried=('stem', 'body.0',"),
         (Pooled, LAYOUTS["pp2_1f1b"], "parallel_plan.units is 'decoder.0': it is given a value that an earlier unit"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import InitVar, dataclass
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from tests.contract.layouts import LAYOUTS, ContractLayout
 from tests.contract.model_items import _train
 
 PP4 = ContractLayout("pp4", 4, 1, {"pipeline_parallel_size": 4, "num_microbatches": 4})
+ZERO3 = ContractLayout("dp2_pp2_zero3", 4, 2, {"pipeline_parallel_size": 2, "num_microbatches": 2, "sharding": "zero3"})
 UNITS = own_models.ConvNet.plan.units
 
 
@@ -198,6 +200,33 @@ class InPlace(own_models.ConvNet):
         return self.head(x.mean((2, 3)))
 
 
+class OneReplicasLayer(own_models.ConvLayer):
+    """Hands on one tensor more from its third call on, on one data-parallel rank only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, states: Any) -> Any:
+        self.calls += 1
+        x = super().forward(states[0])
+        return (x, x) if self.calls > 2 and os.environ["RANK"] == "0" else (x,)
+
+
+class OneReplica(own_models.ConvNet):
+    plan = ParallelPlan(units=UNITS)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.ModuleList(OneReplicasLayer() for _ in range(4))
+
+    def forward(self, images: Tensor) -> Tensor:
+        states = (self.stem(images),)
+        for layer in self.body:
+            states = layer(states)
+        return self.head(states[0].mean((2, 3)))
+
+
 class CarriedInPlace(InPlace):
     """What is carried is changed in place, where it is made and behind the cuts."""
 
@@ -243,6 +272,8 @@ def test_it_is_right(kind: Any, layout: ContractLayout) -> None:
     [
         (Numbers, LAYOUTS["pp2_1f1b"], "what a stage hands on must look the same for all micro-batches of one shape"),
         (Longer, LAYOUTS["pp2_interleaved"], "what a stage hands on must look the same for all micro-batches of one shape"),
+        (OneReplica, ZERO3, "what a stage hands on must look the same for all micro-batches of one shape"),
+        (OneReplica, LAYOUTS["dp2_pp2"], "what a stage hands on must look the same for all micro-batches of one shape"),
         (Hiddens, LAYOUTS["pp2_1f1b"], "Make it a dataclass, a dict, a list or a tuple"),
         (InPlace, LAYOUTS["pp2_1f1b"], "Write x = x + y instead of x += y"),
         (InPlace, LAYOUTS["pp2_interleaved"], "Write x = x + y instead of x += y"),

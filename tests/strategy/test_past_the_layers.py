@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hybrid_strategy.errors import ModelError
+from hybrid_strategy.parallel.stage_context import StageContext
 from hybrid_strategy.parallel.stage_now import StageNow
-from hybrid_strategy.parallel.stages import StageContext, cut_model
+from hybrid_strategy.parallel.stages import cut_model
 from hybrid_strategy.strategy.outputs import combine_outputs
 from tests.contract.items import Item, compare_item
 from tests.contract.layouts import LAYOUTS, ContractLayout

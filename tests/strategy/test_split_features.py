@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -114,6 +115,83 @@ def _with(attention: Any) -> type[nn.Module]:
     return Kind
 
 
+class OtherWay(nn.Module):
+    """Tries something that fails with all features as well, and goes the other way then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 12), nn.Linear(12, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.up(x).transpose(0, 1)
+        try:
+            rows = hidden.view(-1, hidden.shape[-1])
+        except RuntimeError:
+            rows = hidden.reshape(-1, hidden.shape[-1])
+        return self.down(F.gelu(rows).view(x.shape[1], x.shape[0], -1).transpose(0, 1))
+
+
+class OtherHeads(Normed):
+    """Tries something that works with all features only; of a share it would make other heads."""
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        parts = [_caught_heads(layer(x)) for layer in (self.query, self.key, self.value)]
+        return self.out(F.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2))
+
+
+class CaughtNorm(Normed):
+    """Catches whatever a norm over the whole width says."""
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        query = self.query(x)
+        with suppress(Exception):
+            query = F.layer_norm(query, (WIDTH,))
+        mixed = F.scaled_dot_product_attention(*(_heads(each) for each in (query, self.key(x), self.value(x))))
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class CaughtLayer(Normed):
+    """Catches what a layer says that is given a share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        query = self.query(x)
+        with suppress(Exception):
+            query = self.norm(query)
+        mixed = F.scaled_dot_product_attention(*(_heads(each) for each in (query, self.key(x), self.value(x))))
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class DividedHeads(Normed):
+    """Knows how many heads there are, and divides the width that it sees by them."""
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        parts = [layer(x) for layer in (self.query, self.key, self.value)]
+        heads = [each.reshape(*x.shape[:2], own_models.HEADS, each.shape[-1] // own_models.HEADS) for each in parts]
+        return self.out(F.scaled_dot_product_attention(*(each.transpose(1, 2) for each in heads)).transpose(1, 2).flatten(2))
+
+
+def _caught_heads(each: Tensor) -> Tensor:
+    try:
+        return each.view(*each.shape[:2], own_models.HEADS, WIDTH // own_models.HEADS).transpose(1, 2)
+    except Exception:
+        return each.view(*each.shape[:2], -1, 2).transpose(1, 2)
+
+
+class OtherWays(own_models.Transformer):
+    plan = ParallelPlan(
+        units=own_models.Transformer.plan.units, tensor={"blocks.*.mlp.up": "colwise", "blocks.*.mlp.down": "rowwise"}
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        for block in self.blocks:
+            block.mlp = OtherWay()
+
+
 class FusedTransformer(own_models.Transformer):
     plan = ParallelPlan(
         units=own_models.Transformer.plan.units, tensor={"blocks.*.mlp.up": "colwise", "blocks.*.mlp.down": "rowwise"}
@@ -144,6 +222,11 @@ KINDS = {
     "heads": _with(HeadNormed),
     "turned": _with(Turned),
     "counted_heads": _with(CountedHeads),
+    "other_heads": _with(OtherHeads),
+    "caught_norm": _with(CaughtNorm),
+    "caught_layer": _with(CaughtLayer),
+    "divided_heads": _with(DividedHeads),
+    "other_ways": OtherWays,
     "fused": FusedTransformer,
     "no_rowwise": NoRowwise,
 }
@@ -165,6 +248,11 @@ def _compare(name: str, layout: str, words: str = "") -> None:
         ("weighted", "tp2", "tensor['blocks.0.attention.query'] is 'colwise'"),
         ("head_weights", "tp2", "tensor['blocks.0.attention.query'] is 'colwise'"),
         ("counted_heads", "tp2", "Cut what 'blocks.0.attention.query' makes by the width of a head"),
+        ("divided_heads", "tp2", "Cut what 'blocks.0.attention.query' makes by the width of a head"),
+        ("other_heads", "tp2", "Cut what 'blocks.0.attention.query' makes by the width of a head"),
+        ("other_heads", "tp2_pp2", "and view is given them before"),
+        ("caught_norm", "tp2", "and layer_norm is given them before"),
+        ("caught_layer", "tp2", "tensor['blocks.0.attention.norm'] is None: its input must be whole"),
         ("mixed", "tp2", "and normalize is given them before"),
         ("fused", "tp2", "Make a Linear of its own of each part that 'blocks.0.mlp.up' makes"),
         ("no_rowwise", "tp2", "Set rowwise for the layer behind it"),
@@ -181,3 +269,8 @@ def test_what_works_within_heads_is_right(layout: str) -> None:
 
 def test_what_turns_pairs_of_a_head_is_right() -> None:
     _compare("turned", "tp2")
+
+
+@pytest.mark.parametrize("layout", ["tp2", "tp2_pp2"])
+def test_errors_that_one_process_would_raise_are_left_to_the_model(layout: str) -> None:
+    _compare("other_ways", layout)

@@ -18,6 +18,7 @@ from torch._dynamo import OptimizedModule, config
 from torch._dynamo.exc import Unsupported
 
 from hybrid_strategy.errors import ModelError, message
+from hybrid_strategy.parallel.stand_ins import StandIn
 from hybrid_strategy.parallel.wrapping import Around, Wrapped, as_it_is
 from hybrid_strategy.spec.layout import Layout
 
@@ -38,6 +39,7 @@ def compile_units(units: Sequence[nn.Module], whole: bool) -> None:
     """
     settings: dict[str, Any] = {"backend": BACKEND, "options": _OPTIONS if BACKEND == "inductor" else None, "fullgraph": whole}
     settings["recompile_limit"] = _VARIANTS * len(units)  # they share one code, and may differ in a number that it reads
+    config.nontraceable_tensor_subclasses.add(StandIn)  # a function that the model's own code compiles may be given one
     config.skip_nnmodule_hook_guards = False  # else hooks that come or go later, on modules within a layer, are not noticed
     for unit in units:
         compiled = torch.compile(unit.forward, **settings)

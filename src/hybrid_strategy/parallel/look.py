@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hybrid_strategy.errors import ConfigError, ModelError, message
 from hybrid_strategy.parallel.side_values import Place
-from hybrid_strategy.parallel.stand_ins import origins_of_error
+from hybrid_strategy.parallel.stand_ins import how_it_fails, origins_of_error
 
 Need = tuple[str, str, str]
 """Key and value of a refusal, and how the value comes to it."""
@@ -31,6 +31,7 @@ class Look:
         metrics: those that the last stage has logged.
         needs: what has been given values of units that have not come along: `(key, value, how)`, and the names of these units.
         failed: has a stage of this rank failed, so that what it sends from then on is nothing?
+        unset: names of buffers that held NaN before.
         stood_in: has a unit of another stage been given the output of the one before the cut, in the place of its own?
     """
 
@@ -44,6 +45,7 @@ class Look:
     metrics: set[str] = field(default_factory=set)
     needs: dict[Need, list[str]] = field(default_factory=dict)
     failed: bool = False
+    unset: set[str] = field(default_factory=set)
     stood_in: bool = False
 
     def need(self, key: str, value: str, how: str, makers: list[str]) -> None:
@@ -53,10 +55,10 @@ class Look:
     def note_failure(self, error: Exception, units: Sequence[str]) -> bool:
         """Notes what a stage has failed with, if all ranks shall be told: what is refused, and what comes of missing values."""
         if origins := origins_of_error(error):
-            what = f"its forward fails ({type(error).__name__}: {error}) on"
-            self.need("module", "the pipeline's model", what, [units[each] for each in sorted(origins)])
+            self.need("module", "the pipeline's model", how_it_fails(error), [units[each] for each in sorted(origins)])
         elif isinstance(error, ConfigError):
-            self.refused.append(error)
+            if not self.needs:  # else it comes of the values that are missing
+                self.refused.append(error)
         elif isinstance(error, RuntimeError) and "in-place operation" in str(error):
             self.refused.append(_changed_in_place(error))
         elif not self.needs and not self.refused:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hybrid_strategy.parallel.trees import map_tensors
+
 _PLAIN = (Tensor, nn.Parameter)
 
 
@@ -32,6 +34,27 @@ def call_plainly(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappin
     """The result without marks."""
     with torch._C.DisableTorchFunctionSubclass():
         return func(*args, **kwargs)
+
+
+def fails_on_shapes(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception) -> bool:
+    """Does the function fail in the same way on tensors of these shapes that have no values? Then it fails for any values."""
+    bare = map_tensors(lambda _, each: without_values(each), (args, dict(kwargs)))
+    try:
+        with torch.no_grad():
+            call_plainly(func, *bare)
+    except type(error):
+        return True
+    except Exception:  # what cannot be tried without values
+        return False
+    return False
+
+
+def without_values(tensor: Tensor) -> Tensor:
+    """A tensor of this shape, type and order of entries, without memory."""
+    if tensor.layout is not torch.strided:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def makes_of_values(name: str, result: Any) -> bool:

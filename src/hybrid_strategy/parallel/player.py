@@ -43,8 +43,10 @@ class StageRunner(Protocol):
 class _Held:
     """What a stage keeps of a micro-batch between its forward and its backward."""
 
-    def __init__(self, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+    def __init__(self, inputs: list[Tensor], outputs: list[Tensor], refused: bool) -> None:
         self.inputs, self.outputs = inputs, outputs
+        self.refused = refused
+        """The outputs were not sent. Their backward pass is played all the same: other ranks may gather weights with it."""
         self.weight_work: WeightWork | None = None
 
 
@@ -159,14 +161,15 @@ class _Run:
         if cell.stage > 0:
             value = self._take(cell, [Cell(cell.stage - 1, FORWARD, cell.micro_batch)])
             received = map_tensors(lambda _, tensor: detach_leaf(tensor), value)
-        output = self.runner.forward(cell.stage, cell.micro_batch, received)
+        output = made = self.runner.forward(cell.stage, cell.micro_batch, received)
         if cell.stage < self.table.num_stages - 1:
             route = self.routes.sends.get(cell)
             if route is not None and self.transport is not None:
                 output = self.transport.checked(self._message(route), output)
             self._hand_on(cell, output)
         if self._grad:
-            self.held[cell.stage, cell.micro_batch] = _Held(_differentiable(received), self._handed_on(cell, output))
+            outputs = self._handed_on(cell, output) if output is made else _differentiable(made)
+            self.held[cell.stage, cell.micro_batch] = _Held(_differentiable(received), outputs, output is not made)
 
     def _handed_on(self, cell: Cell, output: Any) -> list[Tensor]:
         """Tensors of a stage's output of which gradients come back; some may be frozen since the other end was told of them."""
@@ -175,12 +178,15 @@ class _Run:
             return _differentiable(output)
         return self.transport.wanted(self._message(route), output)
 
-    def _output_gradients(self, cell: Cell, outputs: list[Tensor]) -> tuple[list[Tensor], list[Tensor | None]]:
-        """What of `outputs` is to be differentiated, and with which gradients."""
+    def _output_gradients(self, cell: Cell, held: _Held) -> tuple[list[Tensor], list[Tensor | None]]:
+        """What of the outputs is to be differentiated, and with which gradients."""
+        outputs = held.outputs
         if cell.stage == self.table.num_stages - 1:
             return outputs, [None] * len(outputs)
         after = [Cell(cell.stage + 1, kind, cell.micro_batch) for kind in (BACKWARD, INPUT)]
         gradients = [gradient for _, gradient in tensors_of(self._take(cell, after))]
+        if held.refused:
+            return outputs, [torch.zeros_like(each) for each in outputs]
         either_failed = not outputs or not gradients  # a stage that could not be played hands nothing on
         pairs = [each for each in zip(outputs, gradients, strict=not either_failed) if each[0].requires_grad]
         return [output for output, _ in pairs], [gradient for _, gradient in pairs]
@@ -196,7 +202,7 @@ class _Run:
 
     def _backward(self, cell: Cell) -> None:
         held = self.held.pop((cell.stage, cell.micro_batch))
-        outputs, gradients = self._output_gradients(cell, held.outputs)
+        outputs, gradients = self._output_gradients(cell, held)
         self.runner.before_backward(cell.stage, cell.micro_batch)
         if outputs:
             torch.autograd.backward(outputs, gradients)
@@ -205,7 +211,7 @@ class _Run:
 
     def _backward_input(self, cell: Cell) -> None:
         held = self.held[cell.stage, cell.micro_batch]
-        outputs, gradients = self._output_gradients(cell, held.outputs)
+        outputs, gradients = self._output_gradients(cell, held)
         with self.runner.first_half():
             held.weight_work = backward_input(outputs, gradients, held.inputs)
         self._return_gradients(cell, held.inputs)

@@ -13,8 +13,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hybrid_strategy.errors import ModelError, message
 from hybrid_strategy.parallel.shell import Shell
-from hybrid_strategy.parallel.trees import iterate_tensors
+from hybrid_strategy.parallel.trees import has_nan, iterate_tensors
 
 Place = tuple[str, str]
 """A class and an attribute."""
@@ -67,3 +68,16 @@ def _graph(tensors: Iterable[Tensor], ends: set[Any]) -> Iterator[Any]:
         seen.add(node)
         yield node
         todo += [each for each, _ in node.next_functions]
+
+
+def unset_buffers(module: nn.Module, within: tuple[str, ...]) -> set[str]:
+    """Names of buffers that hold NaN, and do not begin with one of `within`."""
+    named = [(name, each) for name, each in module.named_buffers() if not name.startswith(within)]
+    return {name for name, each in named if not each.is_meta and has_nan(each.as_subclass(Tensor))}
+
+
+def lost_in_buffers(names: Sequence[str]) -> list[ModelError]:
+    """Refusals of buffers between units that a step has filled with what stands for values of other stages."""
+    rule = "its forward writes to it what a unit of another pipeline stage has made, and the value is not here"
+    advice = "Write to a buffer of the unit itself, inside of its forward, or set pipeline_parallel_size=1"
+    return [ModelError(message("buffer", name, rule, "", advice)) for name in names]

@@ -13,162 +13,21 @@ So one model object per rank serves all of its stages, and `self.model(...)` in 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hybrid_strategy.errors import ModelError, message
-from hybrid_strategy.parallel.activation_checkpoint import without_reentry
 from hybrid_strategy.parallel.ghosts import ghost_of, is_ghost, shown
-from hybrid_strategy.parallel.inner_values import InnerValues
-from hybrid_strategy.parallel.look import Look, past_the_cut
-from hybrid_strategy.parallel.outside import OutsideCalls
-from hybrid_strategy.parallel.past_layers import LayerWatch
-from hybrid_strategy.parallel.stage_now import Crossing, StageNow, StageOutput, left_out
-from hybrid_strategy.parallel.stand_ins import marked, origins_used
-from hybrid_strategy.parallel.step_random import StepRandom
-from hybrid_strategy.parallel.trees import has_nan, iterate_tensors, map_tensors
+from hybrid_strategy.parallel.stage_context import StageContext
+from hybrid_strategy.parallel.stage_now import StageNow, left_out
+from hybrid_strategy.parallel.stand_ins import marked
+from hybrid_strategy.parallel.trees import iterate_tensors, map_tensors
 from hybrid_strategy.parallel.valueless import lose
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
-class StageContext:
-    """Shared by all gates of a model; `now` is `None` while no stage is being played, and then the gates are open.
-
-    Args:
-        random: the random states of steps.
-    """
-
-    def __init__(self, random: StepRandom | None = None) -> None:
-        self.look: Look | None = None
-        self.layers = LayerWatch(self.refuse)
-        self.outside = OutsideCalls()
-        self.inner: InnerValues | None = None
-        self.random = random or StepRandom(torch.device("cpu"), shared=False)
-        self.now: StageNow | None = None
-        self.units: Sequence[str] = ()
-        self.carried: Collection[int] = ()
-        """Units whose outputs go past all later cuts."""
-        self.leaving: Callable[[Any], Any] = _as_it_is
-        """Makes plain tensors of a stage's output."""
-        self.arriving: Callable[[Any], Any] = _as_it_is
-        """Makes of what was received what the unit before would have returned."""
-        self._checked: set[str] = set()
-
-    def refuse(self, error: ModelError) -> None:
-        """Raises `error` now, or lets the step be played to its end with values that nobody will use."""
-        if self.look is None:
-            raise error
-        self.look.refused.append(error)
-
-    def note_step_inputs(self, index: int, given: Iterable[Tensor]) -> None:
-        """A unit is reached, here or on another rank, with these tensors."""
-        if index == 0 and self.look is not None and not self.look.inputs:
-            self.look.inputs.extend(given)
-
-    def check_inputs(self, unit: str, inputs: Any) -> None:
-        """In a step that is looked at: notices values of earlier units that have not come along.
-
-        Where nothing has kept track of the stand-ins, the first play of a unit still finds NaN.
-        """
-        split = self.arriving is not _as_it_is  # a part of a sequence cannot be looked at as a whole one
-        known = self.look is None and unit in self._checked
-        if known or self.now is None or self.now.received is None or split:
-            return
-        origins = origins_used(inputs)
-        if origins and self.look is not None:
-            self.look.need("parallel_plan.units", unit, "it is given", [self.units[each] for each in sorted(origins)])
-        elif unit not in self._checked and has_nan(inputs) and not has_nan(self.now.received):
-            self.refuse(past_the_cut("parallel_plan.units", unit, "it is given", ()))
-        self._checked.add(unit)
-
-    def check_results(self, results: Mapping[str, Any]) -> None:
-        """In a step that is looked at: notices results, by what they are called, that are made of values of earlier units."""
-        for name, value in results.items():
-            if self.look is not None and (origins := origins_used(value)):
-                self.look.need("step", name, "it is made of", [self.units[each] for each in sorted(origins)])
-
-    def is_over(self, received: Crossing | None) -> bool:
-        """Has this stage, an earlier one or another of this rank failed in the step at hand?"""
-        if self.look is None:
-            return False
-        self.look.failed |= received is not None and received.failed
-        return self.look.failed
-
-    def telling_all(self, run: Callable[[], Any], nothing: Any) -> Any:
-        """Runs a stage; what fails in a step that is looked at is told to all ranks, once they have played it to its end.
-
-        Raised where it occurs, it would leave the others waiting for what this stage was to send.
-        """
-        try:
-            return run()
-        except Exception as error:
-            if not self.has_failed(error):
-                raise
-            return nothing
-
-    def has_failed(self, error: Exception) -> bool:
-        """Is `error` such a failure? It is noted then."""
-        return self.look is not None and self.look.note_failure(error, self.units)
-
-    def note_output(self, now: StageNow, index: int, output: Any) -> None:
-        """A unit has returned, on a stage that is not the last; leaves the stage where the unit is its last one."""
-        is_end, goes_on = index == now.stop - 1, index in self.carried
-        closed = self.leaving(output) if is_end or goes_on else output
-        if self.leaving is _as_it_is:
-            now.shapes.note(index, output)
-        try:
-            if goes_on and not is_end:
-                now.keep(index, map_tensors(lambda _, tensor: tensor.clone(), closed))
-        except ModelError as error:
-            self.refuse(error)
-        if is_end:
-            raise StageOutput(now.handed_on(closed, self.carried))
-
-    def end_without_unit(self, now: StageNow, given: tuple[Any, Any]) -> None:
-        """A unit of a later stage is called, and the last one of this stage was not: refused; leaves the stage.
-
-        Args:
-            given: what it is called with.
-        """
-        self.refuse(left_out(now.stop - 1))
-        raise StageOutput(now.handed_on(self.leaving(next(iter(iterate_tensors(given)))), self.carried))
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """Around the passes of a step."""
-        with self.outside.step(), self.random.step(), without_reentry(self.random.shared):
-            yield
-
-    @contextmanager
-    def looking(self) -> Iterator[Look]:
-        """Around the passes of a step that is looked at closely."""
-        self.look = Look()
-        try:
-            with contextlib.nullcontext() if self.inner is None else self.inner.watching():
-                yield self.look
-        finally:
-            self.look = None
-
-    def forget_checks(self) -> None:
-        """The next play of each unit is its first."""
-        self._checked.clear()
-
-    @contextmanager
-    def play(self, now: StageNow) -> Iterator[None]:
-        self.now = now
-        try:
-            yield
-        finally:
-            self.now = None
-
 
 _PLAIN = (bool, int, float, str, torch.Size, torch.dtype, type, type(None))
 """Attributes that say what a layer is."""
@@ -219,11 +78,17 @@ class AbsentUnit(nn.Module):
                 return AbsentPart(part, self._unit_index, self._context, part)
             if own is not None:
                 return self._parameters[name]
+        raise AttributeError(str(self._missing(name)))
+
+    def _missing(self, name: str) -> ModelError:
+        """What the unit has and this rank has not; told even where the model's code goes on (`getattr` with a default)."""
         rule = "this rank holds only its own stages, and a unit of another pipeline rank was asked for its layers or weights"
         advice = "Use them inside of that unit's forward, or set pipeline_parallel_size=1"
-        raise AttributeError(
-            message("module", "the pipeline's model", rule, f"{name!r} of unit {self.__dict__.get('_unit_index')}", advice)
-        )
+        number, ghost = self.__dict__.get("_unit_index"), self.__dict__.get("ghost")
+        refusal = ModelError(message("module", "the pipeline's model", rule, f"{name!r} of unit {number}", advice))
+        if ghost is not None and self._context.look is not None and self._context.now is not None and hasattr(ghost, name):
+            self._context.refuse(refusal)
+        return refusal
 
     def __iter__(self) -> Iterator[Any]:
         self._refuse_opening()
@@ -285,7 +150,7 @@ def skip_unit(context: StageContext, now: StageNow, index: int, given: Any) -> A
     is_real = now.is_here(index) or context.look is None
     if context.look is not None:
         context.look.stood_in |= not is_real
-    return context.arriving(output if is_real else marked(output, index))
+    return context.arriving(output if is_real else marked(output, index, context.note_use))
 
 
 def _unusable(parameter: nn.Parameter, device: torch.device | None, context: StageContext) -> nn.Parameter:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from hybrid_strategy.errors import ModelError
 from hybrid_strategy.parallel.look import needs_refused
+from hybrid_strategy.parallel.stage_context import StageContext
 from hybrid_strategy.parallel.stage_now import Crossing, StageNow, StageOutput
-from hybrid_strategy.parallel.stages import StageContext, put_gates
+from hybrid_strategy.parallel.stages import put_gates
 from hybrid_strategy.parallel.units import find_carried
 
 _MAIN_SHARE = 0.2

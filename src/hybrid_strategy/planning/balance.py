@@ -148,13 +148,26 @@ def stage_count_refusal(
     if stages <= num_layers:
         return None
     rule = "every stage needs a layer of its own"
-    numbers = f"{pipeline_size} ranks x {stages_per_rank} stages = {stages} stages for {num_layers} layers"
+    made = f"{_counted(pipeline_size, 'rank')} x {_counted(stages_per_rank, 'stage')} = {stages} stages"
+    numbers = f"{made} for {_counted(num_layers, 'layer')}"
+    if num_layers == 1:
+        numbers += ", and one that the model calls several times lies on one rank"
     fitting = num_layers // pipeline_size
     if stages_per_rank > 1 and fitting > 1:
         return "stages_per_rank", stages_per_rank, rule, numbers, f"Set {one_of(range(2, fitting + 1))}"
     sizes = [size for size in pipeline_sizes or range(1, num_layers + 1) if size * stages_per_rank <= num_layers]
+    if num_layers == 1:
+        return "pipeline_parallel_size", pipeline_size, rule, numbers, "Set 1"
     advice = f"Set {one_of(nearest(sizes, pipeline_size))}" if sizes else "Set stages_per_rank=1 and fewer stages"
     return "pipeline_parallel_size", pipeline_size, rule, numbers, advice
+
+
+def _counted(number: int, noun: str) -> str:
+    """
+    >>> _counted(1, "layer"), _counted(2, "layer")
+    ('1 layer', '2 layers')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 @lru_cache(maxsize=1024)

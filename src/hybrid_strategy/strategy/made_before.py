@@ -68,7 +68,11 @@ def _world() -> Any:
 
 def _described(layout: Layout, stage_cuts: tuple[int, ...] | None) -> str:
     cuts = "" if stage_cuts is None else f", stage_cuts={stage_cuts}"
-    pipeline = f", {layout.schedule}, {layout.stages_per_rank} stages a rank" if layout.pipeline_parallel_size > 1 else ""
+    pipeline = (
+        f", {layout.schedule}, {layout.stages_per_rank} stage{'' if layout.stages_per_rank == 1 else 's'} a rank"
+        if layout.pipeline_parallel_size > 1
+        else ""
+    )
     replicas = f", {layout.replicate_size} replicas of a shard group" if layout.sharding != "ddp" else ""
     compiled = ", layers compiled" if layout.compile else ""
     return f"{layout.name}{replicas}{pipeline}, activation checkpoint {layout.activation_checkpoint}{compiled}{cuts}"

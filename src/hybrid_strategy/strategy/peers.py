@@ -21,7 +21,7 @@ from hybrid_strategy.distributed.groups import Groups
 from hybrid_strategy.distributed.random_state import has_peers, print_of_generators, seed_generators, torch_generators
 from hybrid_strategy.errors import DataError, ModelError, message
 from hybrid_strategy.parallel.look import Look, needs_refused
-from hybrid_strategy.parallel.stages import StageContext
+from hybrid_strategy.parallel.stage_context import StageContext
 from hybrid_strategy.parallel.trees import Path, tensors_of
 from hybrid_strategy.strategy.cadence import Cadence
 

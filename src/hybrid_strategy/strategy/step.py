@@ -302,6 +302,7 @@ class StepEngine:
             self._transport.forget()  # a batch that shows no tensors: nothing tells its shapes from those of others
             signatures = [each or (index,) for index, each in enumerate(signatures)]
         self._begin(play.call)
+        self.made.note_buffers(self.module)
         try:
             table = self.table(len(play.cut.rows), train)
             self._last_backwards = table.last_backwards(self._rank) if train else frozenset()

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from hybrid_strategy.errors import ModelError, message
+from hybrid_strategy.errors import ConfigError, ModelError, message
 from hybrid_strategy.parallel.tensor.check import assign_styles, check_tensor_parallel, is_inside
 from hybrid_strategy.parallel.tensor.region import Region
-from hybrid_strategy.parallel.tensor.split_features import watch_features
+from hybrid_strategy.parallel.tensor.split_features import FeatureWatch, watch_features
 from hybrid_strategy.parallel.tensor.styles._style import Style
 from hybrid_strategy.parallel.tensor.widths import watch_widths
 from hybrid_strategy.registry import find
@@ -56,7 +56,7 @@ def apply_tensor_parallel(
     size: int,
     sequence_parallel: bool = False,
     absent: Collection[str] = (),
-    looks: Callable[[], bool] | None = None,
+    refused: Callable[[], list[ConfigError] | None] | None = None,
 ) -> dict[str, TensorShard]:
     """Slices `model` in place for rank `rank` of the `size` ranks of `group`; returns the shard of every parameter by name.
 
@@ -65,7 +65,8 @@ def apply_tensor_parallel(
 
     Args:
         absent: names of modules that a pipeline cut removed from this rank; what lies at or below them is left alone.
-        looks: is a step looked at? Then what mixes features that are split is refused. `None`: never looked at.
+        refused: where refusals are noted while a step is looked at: then what mixes features that are split is refused.
+            Answers `None` in other steps; `None` itself: no step is looked at.
 
     Raises:
         LayoutError: `size` does not divide the plan's heads, or a dimension is too short for it.
@@ -78,10 +79,17 @@ def apply_tensor_parallel(
     shards = _slice_parameters(model, styles, region)
     for name, style in styles.items():
         style.install(model.get_submodule(name), region, is_inside(name.rpartition(".")[0], assigned))
-    watch_widths(model, assigned, region)
-    if looks is not None:
-        watch_features(model, assigned, looks)
+    counts = frozenset(plan.heads.values()) - {heads // size for heads in plan.heads.values()}
+    watch = FeatureWatch(refused or (lambda: None), counts)
+    watch_widths(model, assigned, region, watch.note)
+    if refused is not None:
+        widths = {name: shards[id(model.get_submodule(name).weight)].full_shape[0] for name in _named(assigned, "colwise")}
+        watch_features(model, assigned, widths, watch)
     return {name: shards[id(each)] for name, each in model.named_parameters(remove_duplicate=False)}
+
+
+def _named(styles: Mapping[str, str], style: str) -> list[str]:
+    return [name for name, each in styles.items() if each == style]
 
 
 def _slice_parameters(model: nn.Module, styles: Mapping[str, Style], region: Region) -> dict[int, TensorShard]:

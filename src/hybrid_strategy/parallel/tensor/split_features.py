@@ -2,20 +2,24 @@
 
 In steps that are looked at outputs of colwise layers know that they are split, and so does what is computed of them. What would
 need all features (a norm over the width, a softmax or a loss over classes, cutting a fused layer's output into its parts) is
-refused by name, and so is a model that returns them.
+refused by name, and so is a model that returns them. What fails on them is refused as well, unless it would fail on all
+features in the same way: that is the model's own affair, which may catch it and go another way. A refusal that it catches is
+not forgotten.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from hybrid_strategy.errors import ModelError, message
+from hybrid_strategy.errors import ConfigError, ModelError, message
 from hybrid_strategy.parallel.marked import MarkedTensor, call_plainly, makes_of_values
 from hybrid_strategy.parallel.shell import operation_name
+from hybrid_strategy.parallel.tensor.whole_looks import looks_of_call, whole_features
 from hybrid_strategy.parallel.trees import iterate_tensors, map_tensors
 
 _SECOND = ("mean", "sum", "var", "std", "var_mean", "std_mean", "logsumexp", "softmax", "log_softmax", "prod", "amax", "amin")
@@ -38,12 +42,16 @@ class SplitFeatures(MarkedTensor):
         widths: how many features of each this rank has.
         flat: are the features its last dimension? Not where they are cut into heads.
         head: how many features a head has, where they are cut into heads; else 0.
+        whole: what it would be like with all features, without memory; `None` where that is not known.
+        watch: how all of them are watched.
     """
 
     layers: tuple[str, ...]
     widths: frozenset[int]
     flat: bool
     head: int
+    whole: Tensor | None
+    watch: FeatureWatch
 
     @classmethod
     def computed(cls, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -51,20 +59,23 @@ class SplitFeatures(MarkedTensor):
         given = [each for each in iterate_tensors((args, kwargs)) if isinstance(each, SplitFeatures)]
         if _mixes(name, args, kwargs):
             refuse(given[0], name)
+        whole = looks_of_call(func, args, kwargs, SplitFeatures)
         try:
             result = call_plainly(func, args, kwargs)
         except torch.OutOfMemoryError:
             raise
-        except (RuntimeError, IndexError) as error:
+        except Exception as error:
+            if whole.fails_as(error):
+                raise
             refuse(given[0], name, error)
         if not makes_of_values(name, result) or name.startswith("get_"):
             return result
         if (name == "to" or name.endswith("_as")) and not isinstance(args[0], SplitFeatures):
             return result  # the others are there for their shape or type
-        return map_tensors(lambda _, each: _inherited(name, each, given), result)
+        return map_tensors(lambda path, each: _inherited(name, each, given, whole.of(path)), result)
 
 
-def _inherited(name: str, result: Tensor, given: list[SplitFeatures]) -> Tensor:
+def _inherited(name: str, result: Tensor, given: list[SplitFeatures], whole: Tensor | None) -> Tensor:
     if type(result) is not Tensor:
         return result
     widths = frozenset[int]().union(*(each.widths for each in given))
@@ -79,7 +90,9 @@ def _inherited(name: str, result: Tensor, given: list[SplitFeatures]) -> Tensor:
     elif flat:
         flat = any(each.flat for each in given)
     head = 0 if flat else _head(result, given)
-    return made_by(result, tuple(dict.fromkeys(layer for each in given for layer in each.layers)), widths, flat, head)
+    split = made_by(result, tuple(dict.fromkeys(layer for each in given for layer in each.layers)), widths, given[0].watch)
+    split.flat, split.head, split.whole = flat, head, whole_features(result, whole, given[0], flat)
+    return split
 
 
 def _head(result: Tensor, given: list[SplitFeatures]) -> int:
@@ -90,10 +103,10 @@ def _head(result: Tensor, given: list[SplitFeatures]) -> int:
     return max(each.head for each in given)
 
 
-def made_by(tensor: Tensor, layers: tuple[str, ...], widths: frozenset[int], flat: bool = True, head: int = 0) -> Tensor:
-    """The same tensor, which knows that it is split."""
+def made_by(tensor: Tensor, layers: tuple[str, ...], widths: frozenset[int], watch: FeatureWatch) -> SplitFeatures:
+    """The same tensor, which knows that its last dimension is split."""
     split: Any = tensor.as_subclass(SplitFeatures)
-    split.layers, split.widths, split.flat, split.head = layers, widths, flat, head
+    split.layers, split.widths, split.flat, split.head, split.whole, split.watch = layers, widths, True, 0, None, watch
     return split  # type: ignore[no-any-return]
 
 
@@ -121,16 +134,23 @@ def _mixes(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 
 def _counts_parts(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Is the last dimension cut into so many parts of any width (`view(b, s, heads, -1)`)? A rank has fewer, not thinner ones."""
+    """Is the last dimension cut into so many parts of any width (`view(b, s, heads, -1)`)? A rank has fewer, not thinner ones.
+
+    Where the width is a number (`view(b, s, heads, width // heads)`), the plan must tell how many heads the model has.
+    """
     rest = (*args[1:], *kwargs.values())
     sizes = rest[-1] if rest and isinstance(rest[-1], tuple | list) else rest
-    if not all(isinstance(each, int) for each in sizes) or -1 not in sizes:
+    if not all(isinstance(each, int) for each in sizes):
         return False
     whole = args[0] if args else kwargs["input"]
     before = () if name == "unflatten" else tuple(whole.shape[:-1])
     last = name != "unflatten" or rest[0] in (-1, whole.dim() - 1)
     cut = tuple(sizes[len(before) :])
-    return last and tuple(sizes[: len(before)]) == before and any(each > 1 for each in cut[: cut.index(-1) if -1 in cut else 0])
+    if not last or tuple(sizes[: len(before)]) != before:
+        return False
+    if -1 in cut:
+        return any(each > 1 for each in cut[: cut.index(-1)])
+    return len(cut) > 1 and cut[0] in whole.watch.counts
 
 
 def _cuts_last(index: Any, ndim: int) -> bool:
@@ -159,7 +179,9 @@ def refuse(split: SplitFeatures, operation: str, error: Exception | None = None)
     else:
         advice = f"Set rowwise for the layer behind it, or take the rule of {layer!r} and those of its block away"
     numbers = held if error is None else f"{held}; {type(error).__name__}: {error}"
-    raise ModelError(message(f"tensor[{layer!r}]", "colwise", rule, numbers, advice)) from error
+    refusal = ModelError(message(f"tensor[{layer!r}]", "colwise", rule, numbers, advice))
+    split.watch.note(refusal)
+    raise refusal from error
 
 
 def plain(value: Any) -> Any:
@@ -167,12 +189,43 @@ def plain(value: Any) -> Any:
     return map_tensors(lambda _, each: each.as_subclass(Tensor) if isinstance(each, SplitFeatures) else each, value)
 
 
-def watch_features(model: nn.Module, styles: Mapping[str, str], looks: Callable[[], bool]) -> None:
-    """Lets outputs of colwise layers know that they are split, where `looks` says that a step is looked at."""
+@dataclass(frozen=True)
+class FeatureWatch:
+    """How outputs of colwise layers are watched.
+
+    Attributes:
+        refused: where refusals are noted while a step is looked at; `None` in other steps.
+        counts: numbers of heads of the whole model, of which no rank has as many.
+    """
+
+    refused: Callable[[], list[ConfigError] | None]
+    counts: frozenset[int] = frozenset()
+
+    @property
+    def looks(self) -> bool:
+        return self.refused() is not None
+
+    def note(self, refusal: ConfigError) -> None:
+        """The model may catch it."""
+        refused = self.refused()
+        if refused is not None:
+            refused.append(refusal)
+
+
+def watch_features(model: nn.Module, styles: Mapping[str, str], widths: Mapping[str, int], watch: FeatureWatch) -> None:
+    """Lets outputs of colwise layers know that they are split, in steps that are looked at.
+
+    Args:
+        widths: how many features such a layer makes on all ranks together.
+    """
 
     def mark(name: str) -> Callable[..., Any]:
         def note(_layer: nn.Module, _args: Any, output: Tensor) -> Tensor | None:
-            return made_by(output, (name,), frozenset([output.shape[-1]])) if looks() and type(output) is Tensor else None
+            if not watch.looks or type(output) is not Tensor:
+                return None
+            split = made_by(output, (name,), frozenset([output.shape[-1]]), watch)
+            split.whole = torch.empty((*output.shape[:-1], widths[name]), dtype=output.dtype, device="meta")
+            return split
 
         return note
 
