@@ -21,6 +21,7 @@ from hybrid_strategy.config.overrides import check_nothing_ignored
 from hybrid_strategy.config.plan import RunPlan, plan_of
 from hybrid_strategy.config.resume import find_checkpoint
 from hybrid_strategy.config.schema import read
+from hybrid_strategy.config.secrets import check_hydra
 from hybrid_strategy.config.settings import AUTO, ClusterSettings, RunConfig
 from hybrid_strategy.config.storage import moved
 from hybrid_strategy.config.targets import BY_TARGET, MlflowSettings, WandbSettings
@@ -148,6 +149,7 @@ def _compose(batch: Batch, overrides: tuple[str, ...], number: int, common: Set[
         with read_write(config), open_dict(config):
             config.hydra.job.num, config.hydra.job.id = number, str(number)
         with _hydra(config):
+            check_hydra(config)
             launcher: Any = OmegaConf.to_container(config.hydra.launcher, resolve=True)
             settings = on_machines(read(config, _SOMEWHERE))
     except HYDRA_ERRORS as error:
