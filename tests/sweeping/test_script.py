@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hybrid_strategy.errors import ConfigError
+from hybrid_strategy.sweeping.local import local_settings
 from hybrid_strategy.sweeping.points import Point, Resources, command_of
 from hybrid_strategy.sweeping.settings import LayoutsSettings, LocalSettings, SlurmSettings, settings_of
 from hybrid_strategy.sweeping.slurm import commands
@@ -48,6 +49,18 @@ def test_what_the_layout_needs_and_what_the_site_asks_for() -> None:
     assert "--container-image=image.sqsh '--mpi=none x'" in started
 
 
+def test_what_is_said_in_one_place_only_is_taken_from_there() -> None:
+    lines = _script(sbatch={"partition": "b"}, environment={"MASTER_PORT": 29500, "RANK": None}, srun=["--mpi=none", "-l"])
+    assert "#SBATCH --partition=b" in lines
+    assert "export MASTER_PORT=29500" in lines
+
+
+@pytest.mark.parametrize("name", ["RANK", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "A=B", ""])
+def test_variables_that_a_point_on_this_machine_would_not_see_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^hydra.launcher.environment.{name} is '1': "):
+        local_settings({"environment": {name: "1"}})
+
+
 def test_no_gpus_no_requeues() -> None:
     text = "\n".join(_script(gpu_option=None, max_requeues=0))
     assert "gpus" not in text
@@ -67,6 +80,18 @@ def test_no_gpus_no_requeues() -> None:
         ({"sbatch": {"--output": "x"}}, "hydra.launcher.sbatch.output is 'x'.*leave it at slurm/batch.log"),
         ({"sbatch": {"gpus-per-node": 1}}, "Set hydra.launcher.gpu_option"),
         ({"environment": {"NOT A NAME": 1}}, "it is no name of a variable"),
+        ({"environment": {"A=B": 1}}, "it is no name of a variable"),
+        ({"environment": {"RANK": 1}}, "hydra.launcher.environment.RANK is 1: the launcher gives each process its own"),
+        (
+            {"partition": "a", "sbatch": {"partition": "b"}},
+            "sbatch.partition is 'b': the script says it itself.*launcher.partition",
+        ),
+        ({"cpus_per_task": 2, "sbatch": {"cpus-per-task": 4}}, "Set hydra.launcher.cpus_per_task"),
+        ({"sbatch": {"tasks-per-node": 4}}, "set strategy and cluster"),
+        ({"srun": ["-N", "3"]}, r"hydra.launcher.srun\[0\] is '-N': .*set strategy and cluster"),
+        ({"srun": ["--mpi=none", "--ntasks=3"]}, r"hydra.launcher.srun\[1\] is '--ntasks=3': .*set strategy and cluster"),
+        ({"srun": ["-o", "x.log"]}, "leave it at slurm/batch.log"),
+        ({"partition": ""}, "hydra.launcher.partition is '': it is empty. Set a value, or hydra.launcher.partition=null"),
         ({"account": 'say "so"'}, "cannot hold line breaks or double quotes"),
     ],
 )
