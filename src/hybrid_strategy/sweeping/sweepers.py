@@ -121,7 +121,7 @@ def _composed(sweep: Sweep, overrides: Overrides) -> RunConfig:
 def _of_base(sweep: Sweep, base: Overrides, config: RunConfig, choices: Sequence[Choice]) -> Iterator[Overrides]:
     settings = sweep.settings
     assert isinstance(settings, LayoutsSettings)  # by the door of this sweeper
-    axes = axes_of(choices, settings.axes, config)
+    axes = axes_of(choices, settings.axes, config, any(each.startswith("strategy=") for each in base))
     judged, skipped = judged_layouts(config, settings, layouts(space_of(config, axes)), judge_of(config, settings, axes))
     sweep.session.skipped.extend(skipped)
     devices = devices_at_hand(config)
