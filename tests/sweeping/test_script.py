@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,30 @@ def test_every_option_of_every_script_is_one_word_whatever_the_name(
         options = [line.removeprefix("#SBATCH ") for line in script.read_text().splitlines() if line.startswith("#SBATCH ")]
         assert [each for each in options if len(shlex.split(each)) != 1] == []
         assert [each for each in options if f"--job-name={name}" in shlex.split(each)[0]]
+
+
+@pytest.mark.parametrize(
+    ("alive", "dependencies"),
+    [
+        ((), [None, None, "j0", "j1"]),
+        (("1_1",), [None, "1_1", "j0", "j1"]),
+        (("1_1", "1_2", "5"), ["1_1:1_2", "1_1:1_2:5", "j0", "j1"]),
+    ],
+)
+def test_jobs_that_are_alive_count_among_those_at_once(
+    alive: tuple[str, ...], dependencies: list[str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str | None] = []
+
+    def submit(script: Path, options: Sequence[str] = ()) -> str:
+        asked.append(options[0].removeprefix("--dependency=afterany:") if options else None)
+        return f"j{len(asked) - 1}"
+
+    monkeypatch.setattr(commands, "submit", submit)
+    points = [replace(POINT, name=each, folder=tmp_path / each) for each in "abcd"]
+    settings = settings_of(SlurmSettings, {"max_parallel": 2, "array": False}, "hydra.launcher")
+    Submission(settings, tmp_path, "a:b", alive).submit(points)
+    assert asked == dependencies
 
 
 def test_what_cannot_stand_in_a_script_is_told_by_the_setting_that_it_comes_from(tmp_path: Path) -> None:
