@@ -80,7 +80,7 @@ NO_SECRETS = (
     "+model.options={pad_token: eos, eos_token: '</s>', max_tokens: 3, text_key: content, token: 7}",
     "+model.options={url: 'http://host:8080/a@b', git: 'git@host:x', secret: null, api_key: '', use_auth_token: true}",
     "name=tokenizer_of_a_key",
-    "+model.options={name: 'step={step}-token={tokens}', files: 'parts/token=*/a.txt', proxy: 'http://host:3128?to=a@b'}",
+    "+model.options={pattern: 'token=(.+)', name: 'step={step}-token={tokens}', files: 'parts/token=*/a.txt', proxy: 'http://host:3128?to=a@b'}",
     "+model.options={url: 'https://user@host/x', git: 'https://git@github.com/x/y', mail: 'http://first.last@host', other: 'http://u2@h'}",
     "+model.options={columns: [password, email], arguments: ['--max-tokens', '3', '--token-file', 'a.txt', '--password']}",
     "+model.options={arguments: 'run --tokens 3 --no-token-cache --key text', note: 'each token: a word'}",

@@ -33,7 +33,7 @@ _CHANGE = re.compile(r"(?<=[A-Za-z])(?=\d)|(?<=\d)(?=[A-Za-z])")
 _OPTION = re.compile(r"--?([A-Za-z][\w-]*)")
 _PATH = re.compile(r"(?:~|\.{0,2})/[^\s:]*\.[a-z]{2,5}")
 
-_BEGINS = r"[^\s\"'$`{*<\[]"
+_BEGINS = r"[^\s\"'$`{*<(\\\[]"
 """Of a value; what reads a secret from elsewhere, e.g. `TOKEN=$(cat file)`, is none, nor is a pattern, e.g. of file names:
 `token={tokens}`."""
 _ASSIGNED = re.compile(rf"([\w-]+)=[\"']?{_BEGINS}")
