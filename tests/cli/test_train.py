@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from lightning.pytorch.callbacks import LearningRateMonitor
 
+from hybrid_strategy.cli import train as cli_train
 from hybrid_strategy.cli.fit import _allowed
-from hybrid_strategy.cli.train import _launch
+from hybrid_strategy.cli.train import _launch, resume_command
 from hybrid_strategy.config.build import build_all, build_trainer
 from hybrid_strategy.config.compose import Source, run_config
 from hybrid_strategy.config.messages import quoted
@@ -213,3 +214,15 @@ def test_ctrl_c_saves_and_ends_a_run_within_5_seconds(folder: Path):
     time.sleep(1.0)
     left = subprocess.run(["pgrep", "-f", str(folder)], capture_output=True, text=True, check=False).stdout.split()
     assert left == []
+
+
+def test_what_goes_on_with_a_point_of_another_launcher_is_a_run_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    commands = []
+    monkeypatch.setattr(cli_train, "train", lambda config, folder, given: commands.append(resume_command(given, folder)))
+    others = ("hydra/launcher=basic", "hydra/sweeper=basic")
+    assert cli_train.run(["-m", "model=llama_tiny", "trainer=cpu", "logger=csv", "seed=1,2", "name=s", *others]) == 0
+    run = "hybrid train model=llama_tiny trainer=cpu logger=csv"
+    assert commands == [f"{run} seed={seed} name=s resume={tmp_path}/outputs/sweeps/s/{seed - 1}" for seed in (1, 2)]

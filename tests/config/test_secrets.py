@@ -8,13 +8,15 @@ import pytest
 
 from hybrid_strategy.config.build import build_all
 from hybrid_strategy.config.compose import Source, run_config
-from hybrid_strategy.config.secrets import holds_secret, is_secret_name
+from hybrid_strategy.config.secret_words import is_secret_name
+from hybrid_strategy.config.secrets import holds_secret
 from hybrid_strategy.config.settings import RunConfig
 from hybrid_strategy.config.storage import as_values, read_config, write_config
 from hybrid_strategy.errors import ConfigError
 
 SECRET = "s3cr3t-value"
 OWN = "+logger.mine._target_=builtins.dict"
+KEY = "+logger.mine.api_key=${oc.env:MINE_API_KEY}"
 
 WRITTEN_DOWN = {
     "a key of W&B": ("logger.wandb.api_key=s3cr3t-value",),
@@ -25,6 +27,33 @@ WRITTEN_DOWN = {
     "deep in a mapping": (OWN, "+logger.mine.options={headers: {Authorization: 'Bearer s3cr3t-value'}}"),
     "in a mapping of a whole entry": ("+logger.mine={_target_: builtins.dict, client_secret: s3cr3t-value}",),
     "in a list": (OWN, "+logger.mine.arguments=['--api-key=s3cr3t-value']"),
+    "in two words of a list": (OWN, "+logger.mine.arguments=['--api-key', 's3cr3t-value']"),
+    "in two words of a list in a list": (OWN, "+logger.mine.arguments=[['--verbose', '--password', 's3cr3t-value']]"),
+    "in two words of a text": (OWN, "+logger.mine.arguments='run --api-key s3cr3t-value --fast'"),
+    "in two words of a list of Lightning's": ("tags=['--token', 's3cr3t-value']",),
+    "in a pair of a list": (OWN, "+logger.mine.headers=[[Authorization, 's3cr3t-value']]"),
+    "in a name and its value": (OWN, "+logger.mine.variables=[{name: MY_SECRET, value: s3cr3t-value}]"),
+    "in a header": (OWN, "+logger.mine.headers=['X-Api-Key: s3cr3t-value']"),
+    "in JSON": (OWN, '+logger.mine.body=\'{"access_token": "s3cr3t-value"}\''),
+    "below its name": (OWN, "+logger.mine.api_keys={theirs: s3cr3t-value}"),
+    "in a list of several": (OWN, "+logger.mine.api_keys=[s3cr3t-value]"),
+    "of a name that only sounds like one": (OWN, "+logger.mine.my_token=s3cr3t-value"),
+    "a key for access": (OWN, "+logger.mine.key=0f3c9a1b77d2e4c8"),
+    "in the signature of a URL": (OWN, "+logger.mine.url='https://host/c?sv=1&sig=s3cr3t-value'"),
+    "a private key": (OWN, "+logger.mine.text='-----BEGIN RSA PRIVATE KEY-----'"),
+    "in two arguments of srun": ("hydra/launcher=slurm", "hydra.launcher.srun=['--api-key', 's3cr3t-value']"),
+    "in a line of the script": ("hydra/launcher=slurm", "hydra.launcher.setup=['curl -u user:s3cr3t-value https://host']"),
+    "in a script, by another key": ("hydra/launcher=slurm", KEY, "hydra.launcher.setup=['login ${logger.mine.api_key}']"),
+    "in a script, by a resolver": ("hydra/launcher=slurm", KEY, "hydra.launcher.srun=['${oc.select:logger.mine.api_key}']"),
+    "in a variable of points, by another key": (KEY, "+hydra.launcher.environment.MINE=${logger.mine.api_key}"),
+    "in a sweep, by another key": (KEY, "+hydra.sweeper.params.name=${logger.mine.api_key}"),
+    "in the folder of a run, by another key": (KEY, "hydra.run.dir='/tmp/${logger.mine.api_key}'"),
+    "in the folder of a sweep, by another key": (KEY, "hydra.sweep.dir='/tmp/${logger.mine.api_key}'"),
+    "where the name of its variable says nothing": (
+        "+logger.mine.password=${oc.env:PLAIN_WORD}",
+        "hydra/launcher=slurm",
+        "hydra.launcher.account=${oc.env:PLAIN_WORD}",
+    ),
     "in a mapping of a list": (OWN, "+logger.mine.parts=[{api_key: s3cr3t-value}]"),
     "of a bot": (OWN, "+logger.mine.bot_token=s3cr3t-value"),
     "a URI with a password": ("logger=mlflow", "logger.mlflow.tracking_uri='http://user:s3cr3t-value@host:5000'"),
@@ -51,7 +80,12 @@ NO_SECRETS = (
     "+model.options={pad_token: eos, eos_token: '</s>', max_tokens: 3, text_key: content, token: 7}",
     "+model.options={url: 'http://host:8080/a@b', git: 'git@host:x', secret: null, api_key: '', use_auth_token: true}",
     "name=tokenizer_of_a_key",
-    "+model.options={name: 'step={step}-token={tokens}', files: 'parts/token=*/a.txt', proxy: 'http://host:3128?to=a@b'}",
+    "+model.options={pattern: 'token=(.+)', name: 'step={step}-token={tokens}', files: 'parts/token=*/a.txt', proxy: 'http://host:3128?to=a@b'}",
+    "+model.options={url: 'https://user@host/x', git: 'https://git@github.com/x/y', mail: 'http://first.last@host', other: 'http://u2@h'}",
+    "+model.options={columns: [password, email], arguments: ['--max-tokens', '3', '--token-file', 'a.txt', '--password']}",
+    "+model.options={arguments: 'run --tokens 3 --no-token-cache --key text', note: 'each token: a word'}",
+    "+model.options={client: {private_key: '~/.ssh/a.pem'}}",
+    "+model.options={image_key: cam0_view1_depth2_v3, sort_key: length, stop_token: '###', credentials: default, key: llama3_8b}",
     "+hydra.launcher.environment.IMAGE='docker://host:5000#image@sha256:abc'",
 )
 
@@ -61,6 +95,7 @@ def _variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINE_API_KEY", SECRET)
     monkeypatch.setenv("MINE_URI", f"http://user:{SECRET}@host")
     monkeypatch.setenv("PLAIN", "plain")
+    monkeypatch.setenv("PLAIN_WORD", SECRET)
 
 
 def _config(*overrides: str, folder: str | None = None) -> RunConfig:
@@ -72,6 +107,26 @@ def test_a_secret_that_is_written_down_is_refused_by_key(overrides: tuple[str, .
     with pytest.raises(ConfigError, match=r"is set to a secret: a secret would stand in the files of the run.*Export") as error:
         _config(*overrides)
     assert SECRET not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("logger=csv", "logger.csv.name=${oc.env:MINE_API_KEY}"),
+        ("data.files=['${oc.env:MINE_API_KEY}']",),
+        ("data.files=['s3://me:s3cr3t-value@bucket/a']",),
+    ],
+)
+def test_where_files_are_named_after_it_no_variable_helps(overrides: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"is set to a secret: .* Set what may be shown there\.$"):
+        _config(*overrides)
+
+
+def test_an_item_of_a_list_is_no_key_to_set() -> None:
+    with pytest.raises(
+        ConfigError, match=r"arguments\[1\] is .* Export MINE_ARGUMENTS and write '\$\{oc.env:MINE_ARGUMENTS\}' in its"
+    ):
+        _config(*WRITTEN_DOWN["in two words of a list"])
 
 
 def test_the_refusal_names_the_variable_to_set() -> None:
@@ -121,6 +176,9 @@ def test_what_a_variable_holds_is_a_name_in_every_file_and_a_value_in_the_object
         "+logger.mine.token=${oc.env:NOT_SET,null}",
         "+logger.mine.plain=${oc.env:PLAIN}",
         "+logger.mine.parts=[{key: '${oc.env:MINE_API_KEY}'}]",
+        "+logger.mine.arguments=['--api-key', '${oc.env:PLAIN_WORD}']",
+        "+logger.mine.line='run --api-key ${oc.env:PLAIN_WORD} --fast'",
+        "+logger.mine.other=${oc.env:PLAIN_WORD}",
     )
     assert SECRET not in str(as_values(config))  # what W&B, MLflow and TensorBoard are given
     assert SECRET not in write_config(config, tmp_path).read_text()
@@ -136,6 +194,9 @@ def test_what_a_variable_holds_is_a_name_in_every_file_and_a_value_in_the_object
         "token": None,
         "plain": "plain",
         "parts": [{"key": SECRET}],
+        "arguments": ["--api-key", SECRET],
+        "line": f"run --api-key {SECRET} --fast",
+        "other": SECRET,
     }
 
 

@@ -233,7 +233,7 @@ def test_settings_of_launcher_and_sweeper_are_checked(monkeypatch, wrong, capsys
     [
         ("sweeps=parallel_sizes hydra/sweeper=grid", "hydra.sweeper.axes is set: hydra/sweeper=grid has no such key"),
         ("sweeps=parallel_sizes hydra/sweeper=basic", "BasicSweeper has no such key. Set hydra/sweeper=layouts"),
-        ("sweeps=scaling hydra/sweeper=basic", "BasicSweeper has no such key. Set hydra/sweeper=grid or layouts"),
+        ("sweeps=scaling hydra/sweeper=basic", "Set hydra/sweeper=grid or layouts, or leave hydra/sweeper out"),
         ("seed=1,2 hydra.sweeper.top=1", "hydra.sweeper.top is set: hydra/sweeper=grid has no such key"),
         (
             "seed=1,2 hydra.launcher=slurm",

@@ -32,6 +32,12 @@ def test_no_time_is_told_where_a_point_takes_longer_than_those_before_it() -> No
     assert summary([ROWS[0], running[1]]) == "1 ok, 1 running, best so far dp2_tp2_zero1_m8"
 
 
+def test_no_time_is_told_where_nothing_is_running() -> None:
+    """A sweep that was stopped, or whose jobs wait for others."""
+    waiting = Row("tp2", "pending", "", None, 100, None, None, None, None, None)
+    assert summary([ROWS[0], waiting]) == "1 ok, 1 pending, best so far dp2_tp2_zero1_m8"
+
+
 @pytest.mark.parametrize("width", [48, 60, 80, 120])
 def test_names_states_and_reasons_have_room_on_every_screen(width: int) -> None:
     out = io.StringIO()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from hybrid_strategy.errors import ConfigError
+from hybrid_strategy.sweeping.local import local_settings
 from hybrid_strategy.sweeping.points import Point, Resources, command_of
 from hybrid_strategy.sweeping.settings import LayoutsSettings, LocalSettings, SlurmSettings, settings_of
 from hybrid_strategy.sweeping.slurm import commands
@@ -48,6 +50,18 @@ def test_what_the_layout_needs_and_what_the_site_asks_for() -> None:
     assert "--container-image=image.sqsh '--mpi=none x'" in started
 
 
+def test_what_is_said_in_one_place_only_is_taken_from_there() -> None:
+    lines = _script(sbatch={"partition": "b"}, environment={"MASTER_PORT": 29500, "RANK": None}, srun=["--mpi=none", "-l"])
+    assert "#SBATCH --partition=b" in lines
+    assert "export MASTER_PORT=29500" in lines
+
+
+@pytest.mark.parametrize("name", ["RANK", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "A=B", ""])
+def test_variables_that_a_point_on_this_machine_would_not_see_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^hydra.launcher.environment.{name} is '1': "):
+        local_settings({"environment": {name: "1"}})
+
+
 def test_no_gpus_no_requeues() -> None:
     text = "\n".join(_script(gpu_option=None, max_requeues=0))
     assert "gpus" not in text
@@ -67,6 +81,18 @@ def test_no_gpus_no_requeues() -> None:
         ({"sbatch": {"--output": "x"}}, "hydra.launcher.sbatch.output is 'x'.*leave it at slurm/batch.log"),
         ({"sbatch": {"gpus-per-node": 1}}, "Set hydra.launcher.gpu_option"),
         ({"environment": {"NOT A NAME": 1}}, "it is no name of a variable"),
+        ({"environment": {"A=B": 1}}, "it is no name of a variable"),
+        ({"environment": {"RANK": 1}}, "hydra.launcher.environment.RANK is 1: the launcher gives each process its own"),
+        (
+            {"partition": "a", "sbatch": {"partition": "b"}},
+            "sbatch.partition is 'b': the script says it itself.*launcher.partition",
+        ),
+        ({"cpus_per_task": 2, "sbatch": {"cpus-per-task": 4}}, "Set hydra.launcher.cpus_per_task"),
+        ({"sbatch": {"tasks-per-node": 4}}, "set strategy and cluster"),
+        ({"srun": ["-N", "3"]}, r"hydra.launcher.srun\[0\] is '-N': .*set strategy and cluster"),
+        ({"srun": ["--mpi=none", "--ntasks=3"]}, r"hydra.launcher.srun\[1\] is '--ntasks=3': .*set strategy and cluster"),
+        ({"srun": ["-o", "x.log"]}, "leave it at slurm/batch.log"),
+        ({"partition": ""}, "hydra.launcher.partition is '': it is empty. Set a value, or hydra.launcher.partition=null"),
         ({"account": 'say "so"'}, "cannot hold line breaks or double quotes"),
     ],
 )
@@ -89,6 +115,30 @@ def test_every_option_of_every_script_is_one_word_whatever_the_name(
         options = [line.removeprefix("#SBATCH ") for line in script.read_text().splitlines() if line.startswith("#SBATCH ")]
         assert [each for each in options if len(shlex.split(each)) != 1] == []
         assert [each for each in options if f"--job-name={name}" in shlex.split(each)[0]]
+
+
+@pytest.mark.parametrize(
+    ("alive", "dependencies"),
+    [
+        ((), [None, None, "j0", "j1"]),
+        (("1_1",), [None, "1_1", "j0", "j1"]),
+        (("1_1", "1_2", "5"), ["1_1:1_2", "1_1:1_2:5", "j0", "j1"]),
+    ],
+)
+def test_jobs_that_are_alive_count_among_those_at_once(
+    alive: tuple[str, ...], dependencies: list[str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str | None] = []
+
+    def submit(script: Path, options: Sequence[str] = ()) -> str:
+        asked.append(options[0].removeprefix("--dependency=afterany:") if options else None)
+        return f"j{len(asked) - 1}"
+
+    monkeypatch.setattr(commands, "submit", submit)
+    points = [replace(POINT, name=each, folder=tmp_path / each) for each in "abcd"]
+    settings = settings_of(SlurmSettings, {"max_parallel": 2, "array": False}, "hydra.launcher")
+    Submission(settings, tmp_path, "a:b", alive).submit(points)
+    assert asked == dependencies
 
 
 def test_what_cannot_stand_in_a_script_is_told_by_the_setting_that_it_comes_from(tmp_path: Path) -> None:

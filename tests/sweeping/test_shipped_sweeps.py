@@ -91,6 +91,22 @@ def test_parallel_sizes_are_the_layouts_of_the_world(points):
     assert "num_key_value_heads" in text
 
 
+@pytest.mark.parametrize(
+    ("strategy", "names"),
+    [
+        (("strategy=tp2",), ["dp2_tp2", "dp2_tp2_zero1", "dp2_tp2_zero2", "dp2_tp2_zero3", "tp2_pp2"]),
+        (("strategy=zero1",), ["dp2_pp2_zero1", "dp2_tp2_zero1", "dp4_zero1", "pp4_zero1", "tp2_pp2_zero1"]),
+        (
+            ("strategy=tp2", "strategy.tensor_parallel_size=1", "strategy.sharding=zero1"),
+            ["dp2_pp2_zero1", "dp4_zero1", "pp4_zero1"],
+        ),
+    ],
+)
+def test_a_layout_that_is_chosen_on_the_command_line_is_not_free(points, strategy, names):
+    found, _ = points("sweeps=parallel_sizes", "cluster.devices=4", *strategy)
+    assert sorted(found) == names
+
+
 def test_parallel_sizes_of_a_described_cluster_are_pruned_and_the_best_taken(points):
     cluster = ("sweeps=parallel_sizes", "hydra/launcher=slurm", "cluster=h100_sxm", "cluster.num_nodes=2", "model=llama3_8b")
     limits = ("strategy.tensor_parallel_size=1,8", "strategy.pipeline_parallel_size=1,2")  # composing a point takes its time

@@ -8,18 +8,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hybrid_strategy.cli.arguments import Arguments
-from hybrid_strategy.cli.hydra_app import SWEEP_FAILED, Point, check_first, run_app
-from hybrid_strategy.config.compose import CONFIG_NAME, Source
+from hybrid_strategy.cli.hydra_app import SWEEP_FAILED, Point, run_app
+from hybrid_strategy.config.compose import CONFIG_NAME, Source, compose, read_composed, run_config
 from hybrid_strategy.config.messages import Shown
 from hybrid_strategy.errors import ConfigError, message
 from hybrid_strategy.reporting.console import make_console
 from hybrid_strategy.sweeping import states
 from hybrid_strategy.sweeping.book import Book
 from hybrid_strategy.sweeping.closing import closing_lines, goes_on
-from hybrid_strategy.sweeping.grid import choices_of
+from hybrid_strategy.sweeping.grid import choices_of, every
 from hybrid_strategy.sweeping.rows import Row, row_of
 from hybrid_strategy.sweeping.session import Session
 from hybrid_strategy.sweeping.settings import checked_settings
+from hybrid_strategy.sweeping.sweepers import is_ours
 from hybrid_strategy.sweeping.wandb_report import log_report
 
 _HERE = ("local", "basic")
@@ -72,7 +73,7 @@ def run_sweep(given: Arguments, point: Point, target: str) -> int:
     given = replace(given, source=replace(given.source, overrides=checked_settings(given.source.overrides)))
     entry = (sys.executable, "-m", "hybrid_strategy.cli.point")
     session = Session(make_console(), command, single, target, entry)
-    check_first(_first_point(given), lambda config: None)
+    _check_points(given)
     try:
         code = run_app(replace(given, multirun=True), point, session)
     except KeyboardInterrupt:
@@ -97,6 +98,21 @@ def _check_one_value(source: Source) -> None:
             if each.key.startswith(_SWEPT):
                 advice = f"Set {each.key.removeprefix(_SWEPT)}={values.replace(' ', '')}"
             raise ConfigError(message(each.key, Shown(values), rule, "", advice))
+
+
+def _check_points(given: Arguments) -> None:
+    """The first point, so that a refusal leaves nothing behind; of launchers of others all, which ours look at themselves before
+    anything is written: those of others write a point's files, and start it, before the next one is composed.
+
+    Raises:
+        ConfigError: something is wrong with a point.
+    """
+    first = _first_point(given)
+    composed = compose(first)
+    read_composed(composed, first)
+    if not is_ours(composed):
+        for overrides in every(choices_of({}, given.source.overrides)):
+            run_config(replace(given.source, overrides=overrides))
 
 
 def _where(source: Source) -> list[str]:

@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
+
 from hybrid_strategy import registry
 from hybrid_strategy.checkpoint.search import Found
 from hybrid_strategy.cli.arguments import Arguments, parse, parser
@@ -43,12 +45,18 @@ def run(arguments: Sequence[str]) -> int:
     given = parse(made, arguments)
     check_sweep_settings(given)
     if is_sweep(given) and not given.hydra_flags:
-        return run_sweep(given, lambda config, run_dir: train(config, run_dir, given), FIT)
+        return run_sweep(given, lambda config, run_dir: train(config, run_dir, _of_point(given)), FIT)
     if not given.multirun and not given.hydra_flags:
         check_first(given.source, lambda config: _check_single(config, given.source.overrides))
     elif given.cfg:
         check_first(given.source, lambda config: None)
     return run_app(given, lambda config, run_dir: train(config, run_dir, given))
+
+
+def _of_point(given: Arguments) -> Arguments:
+    """One point of a sweep as a run of its own, for what is printed to go on with it; Hydra knows which one is running."""
+    overrides = tuple(str(each) for each in HydraConfig.get().overrides.task)
+    return replace(given, source=replace(given.source, overrides=overrides), multirun=False)
 
 
 def _check(config: RunConfig) -> tuple[RunPlan, Found, Launcher]:

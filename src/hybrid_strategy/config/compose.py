@@ -78,7 +78,11 @@ def run_config(source: Source) -> RunConfig:
     Raises:
         ConfigError: something in it is wrong.
     """
-    config = compose(source)
+    return read_composed(compose(source), source)
+
+
+def read_composed(config: DictConfig, source: Source) -> RunConfig:
+    """The same of what was composed of the source already."""
     check_nothing_ignored(source.overrides, config.model)
     HydraConfig.instance().set_config(config)
     try:

@@ -178,7 +178,8 @@ def _by_key(text: str, place: Place) -> ConfigError:
 def _not_of_chosen(key: str, chosen: str, having: Sequence[str], source: str) -> ConfigError:
     """A key below `hydra` that what is chosen there does not have, e.g. of another launcher or sweeper."""
     group = key.rpartition(".")[0].replace(".", "/")
-    advice = f"Set {group}={' or '.join(having)}, or leave it out" if having else "Leave it out"
+    other = "leave it out" if not source else f"leave {group} out"  # what a file says, another choice of the user's contradicts
+    advice = f"Set {group}={' or '.join(having)}, or {other}" if having else other.capitalize()
     return ConfigError(message(key, Shown(f"set{source}"), f"{chosen} has no such key", "", advice))
 
 

@@ -9,46 +9,33 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from hybrid_strategy.config.messages import Shown
+from hybrid_strategy.config.secret_words import (
+    is_number_of_secret,
+    is_secret_name,
+    is_written_down,
+    names_assigned,
+    parts_of,
+)
 from hybrid_strategy.config.settings import OPEN_GROUPS
-from hybrid_strategy.config.targets import LANGUAGE_MODEL, TEXT_DATA
+from hybrid_strategy.config.targets import BY_TARGET, LanguageModelSettings, TextDataSettings
 from hybrid_strategy.errors import ConfigError, message
 
 _VARIABLE = re.compile(r"(?:\w*_)?(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD)", re.IGNORECASE)
 """The name of a variable of the environment that holds a secret."""
 
-_WHOSE = (
-    "api|access|o?auth|bearer|hf|hub|hugging_?face|github|gitlab|wandb|session|refresh|security|service|personal|secret"
-    "|bot|slack|discord|telegram|sas|jwt"
-)
-_NAME = re.compile(
-    r"(?:.*_)?(?:password|passwd|pwd|passphrase|secrets?|authorization|apikey"
-    rf"|(?:api|access|secret|private|auth|account|client|signing|encryption)_key|(?:{_WHOSE})_token)|token"
-)
-"""A key of a configuration that holds a secret; `pad_token` or `text_key` do not."""
-
 _REFERENCE = re.compile(r"(?<!\\)\$\{oc\.env:\s*([A-Za-z_]\w*)\s*(?:,\s*null\s*)?\}")
 _READ = re.compile(r"oc\.env:\s*[\"']?([A-Za-z_]\w*)")
 """Any way to read a variable: with a default, or within another resolver, too."""
 _NODE = re.compile(r"\$\{([\w.]+)\}")
-_WORD = re.compile(r"[a-z0-9](?=[A-Z])")
-_ASSIGNED = re.compile(r"([\w-]+)=[\"']?[^\s\"'$`{*<\[]")
-"""Of a line of a script, a URL, a list of arguments; what reads a secret from elsewhere, e.g. `TOKEN=$(cat file)`, is none, nor
-is a pattern, e.g. of file names: `token={tokens}`."""
-
-_IN_TEXT = re.compile(
-    r"[a-z][\w+.-]*://[^\s/@:?#]*:[^\s/@?#]+@"  # user and password before a host
-    r"|https?://[^\s/@:?#]+@"  # a token before a host
-    r"|\b[Bb]earer\s+[\w.~+/=-]{8,}"
-    r"|\b(?:hf_[A-Za-z0-9]{20,}|gh[opsur]_[A-Za-z0-9]{30,}|github_pat_\w{20,}|glpat-[\w-]{16,}|AKIA[0-9A-Z]{16})\b"
-)
 _READ_BY = {
     "logger.wandb": "WANDB_API_KEY, which W&B reads itself",
     "logger.mlflow": "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, which MLflow reads, beside a URI without them",
@@ -57,41 +44,43 @@ _OF_VARIABLES = ("environment", "env_set")
 """Settings of launchers and of Hydra whose keys are variables."""
 
 _OF_A_SWEEP = re.compile(r"hydra\.sweeper\.(?:params|points\[\d+\])\.(?=.)")
-_OF_HYDRA = ("job.env_set", "launcher", "sweeper")
-"""What of Hydra's own settings is kept, in files of its own or of a launcher, whoever's that is."""
-_RESOLVED = _OF_HYDRA[1:]
-"""Hydra resolves these before they are kept: no name of a variable would be left."""
+_OF_HYDRA = ("job.env_set", "job.name", "launcher", "sweeper", "run", "sweep")
+"""What of Hydra's own settings is kept, in files of its own or of a launcher, whoever's that is, or names folders."""
+_AS_WRITTEN = "job.env_set"
+"""Kept with its interpolations; the others are resolved before they are used, and no name of a variable would be left."""
+_READ_BY_RANKS = ("tracking_uri",)
+"""Arguments of shipped objects that are for the object alone; the others name files and runs."""
+
+_SHIPPED = tuple(each.name for kind in (LanguageModelSettings, TextDataSettings) for each in fields(kind))
+"""Arguments that no rank would read from a variable."""
 
 _LEAST_LENGTH = 6
 """A shorter text stands in others by chance."""
 
+
+class _Leaf(NamedTuple):
+    """A value that is no container. `word`: what stands before it, most often the last part of its key."""
+
+    key: str
+    value: Any
+    word: str
+
+
 _RULE = "a secret would stand in the files of the run, which are shown to others"
 
 
-def is_secret_name(name: str) -> bool:
-    """Does a key of this name hold a secret?
-
-    >>> [name for name in ("api_key", "apiKey", "HF_TOKEN", "token", "pad_token", "key", "max_tokens") if is_secret_name(name)]
-    ['api_key', 'apiKey', 'HF_TOKEN', 'token']
-    """
-    return _NAME.fullmatch(_WORD.sub(r"\g<0>_", name).replace("-", "_").lower()) is not None
-
-
-def holds_secret(name: str, value: object) -> bool:
-    """Is a secret written down under this name? One that a variable holds is not.
+def holds_secret(word: str, value: object) -> bool:
+    """Is a secret written down under this word? One that a variable holds is not.
 
     >>> [holds_secret(*each) for each in [("password", "x"), ("password", "${oc.env:PW}"), ("url", "http://u:pw@host")]]
     [True, False, True]
     """
     if isinstance(value, bool) or value is None:
         return False
-    named = is_secret_name(name)
     if not isinstance(value, str):
-        return named and isinstance(value, (int, float)) and not name.lower().endswith("token")  # a number of a word
-    if named and value and not _REFERENCE.search(value) and not (value[0] in "<[" and value[-1] in ">]"):
-        return True
-    rest = _REFERENCE.sub("", value)
-    return bool(_IN_TEXT.search(rest)) or any(is_secret_name(found.strip("-")) for found in _ASSIGNED.findall(rest))
+        return isinstance(value, (int, float)) and is_number_of_secret(word)
+    text, references = _REFERENCE.subn("<>", value)
+    return is_written_down("" if references else word, text)
 
 
 def check_typed(overrides: Sequence[Override]) -> None:
@@ -102,9 +91,10 @@ def check_typed(overrides: Sequence[Override]) -> None:
     """
     for override in overrides:
         for value in _typed_values(override):
-            for key, each in _leaves(value, override.key_or_group):
-                if "${" not in str(each) or _REFERENCE.search(str(each)):  # of other interpolations more is known when composed
-                    _refuse(key, each)
+            for leaf in _leaves(value, override.key_or_group):
+                text = str(leaf.value)
+                if "${" not in text or _REFERENCE.search(text):  # of other interpolations more is known when composed
+                    _refuse(leaf)
 
 
 def _typed_values(override: Override) -> list[Any]:
@@ -124,8 +114,8 @@ def check_settings(values: Mapping[str, Any], prefix: str) -> None:
     Raises:
         ConfigError: one of them holds a secret.
     """
-    for key, value in _leaves(values, prefix):
-        _refuse(key, value)
+    for leaf in _leaves(values, prefix):
+        _refuse(leaf)
 
 
 def check_hydra(config: DictConfig) -> None:
@@ -134,12 +124,30 @@ def check_hydra(config: DictConfig) -> None:
     Raises:
         ConfigError: one of them holds a secret, or would.
     """
+    held = _held(_plain(config))
     for path in _OF_HYDRA:
-        values = OmegaConf.select(config, f"hydra.{path}")
-        for key, each in _leaves(_plain(values), f"hydra.{path}") if isinstance(values, DictConfig) else ():
-            _refuse(key, each)
-            if path in _RESOLVED and any(map(_is_of_secret, _READ.findall(str(each)))):
-                raise _refusal(key)
+        key = f"hydra.{path}"
+        for leaf in _leaves(_at(_plain(config), key), key):
+            _refuse(leaf)
+            if path != _AS_WRITTEN and any(map(_is_of_secret, _READ.findall(str(leaf.value)))):
+                raise _refusal(leaf.key)
+        for leaf in _leaves(_resolved(config, key.split(".")), key) if path != _AS_WRITTEN else ():
+            _refuse(leaf)
+            if any(secret in str(leaf.value) for secret in held):
+                raise _refusal(leaf.key)
+
+
+def _resolved(parent: Any, path: Sequence[Any]) -> Any:
+    """The plain value at a path; nothing stands where something cannot be resolved, which is said where it is used."""
+    try:
+        found = parent[path[0]]
+    except (OmegaConfBaseException, KeyError):
+        return None
+    if len(path) > 1:
+        return _resolved(found, path[1:]) if isinstance(found, DictConfig) else None
+    if isinstance(found, DictConfig):
+        return {name: _resolved(found, [name]) for name in found}
+    return [_resolved(found, [index]) for index in range(len(found))] if isinstance(found, ListConfig) else found
 
 
 def _is_of_secret(variable: str) -> bool:
@@ -164,16 +172,16 @@ def without_secrets(config: DictConfig, values: Mapping[str, Any]) -> dict[str, 
     """
     raw = _plain(config)
     naming = _Naming(raw, _held(raw))
-    return {key: naming.named(raw.get(key), value, key) for key, value in values.items()}
+    return {key: naming.named(raw.get(key), _Leaf(key, value, key)) for key, value in values.items()}
 
 
 def _held(raw: Mapping[str, Any]) -> dict[str, str]:
     """Secrets -> the variables that hold them, of all that the configuration reads, the longest first."""
     found = {}
-    for key, text in _leaves(raw, ""):
-        for variable in _READ.findall(str(text)):
+    for leaf in _leaves(raw, ""):
+        for variable in _READ.findall(str(leaf.value)):
             value = os.environ.get(variable, "")
-            if len(value) >= _LEAST_LENGTH and (_is_of_secret(variable) or holds_secret(_last(key), value)):
+            if len(value) >= _LEAST_LENGTH and (_is_of_secret(variable) or holds_secret(leaf.word, value)):
                 found[value] = variable
     return dict(sorted(found.items(), key=lambda each: -len(each[0])))
 
@@ -185,31 +193,40 @@ class _Naming:
     root: Mapping[str, Any]
     held: Mapping[str, str]
 
-    def named(self, raw: Any, value: Any, key: str) -> Any:
-        """The value for files. `raw`: as it was written; None where a resolver has made it."""
+    def named(self, raw: Any, part: _Leaf, inner: bool = False) -> Any:
+        """The value for files, of a part or of a whole container.
+
+        Args:
+            raw: as it was written; None where a resolver has made it.
+            inner: as of `parts_of`.
+        """
         while isinstance(raw, str) and (found := _NODE.fullmatch(raw)):
             raw = _at(self.root, found[1])
+        key, value, _ = part
         if isinstance(value, Mapping):
             below = raw if isinstance(raw, Mapping) else {}
-            return {name: self.named(below.get(name), each, f"{key}.{name}") for name, each in value.items()}
+            parts = parts_of(value, part.word)
+            return {name: self.named(below.get(name), _Leaf(f"{key}.{name}", each, word)) for name, each, word in parts}
         if isinstance(value, list):
             items = raw if isinstance(raw, list) and len(raw) == len(value) else [None] * len(value)
-            return [self.named(items[index], each, f"{key}[{index}]") for index, each in enumerate(value)]
+            parts = parts_of(value, part.word, inner)
+            return [self.named(items[index], _Leaf(f"{key}[{index}]", each, word), True) for index, each, word in parts]
         if isinstance(raw, str) and _REFERENCE.search(raw):
-            return self._referred(raw, value, key)
+            return self._referred(raw, part)
         named = self._replaced(value) if isinstance(value, str) and (raw is None or "${" in str(raw)) else value
-        _refuse(key, named)
+        _refuse(_Leaf(key, named, part.word))
         if named != value and not _is_made_by_ranks(self.root, key):
-            raise _refusal(key)
+            raise _refusal(key, named=True)
         return named
 
-    def _referred(self, raw: str, value: Any, key: str) -> Any:
-        name, variables = _last(key), _REFERENCE.findall(raw)
-        if not (holds_secret(name, value) or is_secret_name(name) or any(_VARIABLE.fullmatch(each) for each in variables)):
-            return value
-        _refuse(key, raw)  # a part of it may be written down
-        if "${" in _REFERENCE.sub("", raw) or not _is_made_by_ranks(self.root, key):
-            raise _refusal(key)
+    def _referred(self, raw: str, part: _Leaf) -> Any:
+        held = any(_VARIABLE.fullmatch(each) or each in self.held.values() for each in _REFERENCE.findall(raw))
+        if not (held or is_secret_name(part.word) or holds_secret(part.word, part.value)):
+            return part.value
+        _refuse(_Leaf(part.key, raw, part.word))  # a part of it may be written down
+        made = _is_made_by_ranks(self.root, part.key)
+        if "${" in _REFERENCE.sub("", raw) or not made:
+            raise _refusal(part.key, named=not made)
         return raw
 
     def _replaced(self, value: str) -> str:
@@ -228,8 +245,9 @@ def _at(root: Mapping[str, Any], path: str) -> Any:
 
 def _is_made_by_ranks(root: Mapping[str, Any], key: str) -> bool:
     """Is it an argument of an object that each rank makes by its `_target_`?"""
-    group = key.partition(".")[0]
-    own = _at(root, f"{group}._target_") not in (LANGUAGE_MODEL, TEXT_DATA)
+    group, _, rest = key.partition(".")
+    owner = f"{group}.{rest.partition('.')[0]}" if group in ("callbacks", "logger") else group
+    own = _at(root, f"{owner}._target_") not in BY_TARGET or _last(key) in _READ_BY_RANKS
     return group in OPEN_GROUPS and group != "cluster" and own
 
 
@@ -248,39 +266,47 @@ def read_variables(text: str, key: str) -> str | None:
     return _REFERENCE.sub(lambda found: os.environ[found[1]], text)
 
 
-def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+def _leaves(value: Any, key: str, word: str | None = None, inner: bool = False) -> Iterator[_Leaf]:
+    word = _last(key) if word is None else word
     if isinstance(value, Mapping):
-        for name, each in value.items():
-            yield from _leaves(each, f"{key}.{name}")
+        for name, each, said in parts_of(value, word):
+            yield from _leaves(each, f"{key}.{name}", said)
     elif isinstance(value, (list, tuple)):
-        for index, each in enumerate(value):
-            yield from _leaves(each, f"{key}[{index}]")
+        for index, each, said in parts_of(value, word, inner):
+            yield from _leaves(each, f"{key}[{index}]", said, True)
     else:
-        yield key, value
+        yield _Leaf(key, value, word)
 
 
 def _last(key: str) -> str:
     return re.sub(r"(?:\[\d+\])+$", "", key).rpartition(".")[2]
 
 
-def _refuse(key: str, value: Any) -> None:
+def _refuse(leaf: _Leaf) -> None:
+    key, value, word = leaf
     parts = key.split(".")
     variable = len(parts) > 1 and parts[-2] in _OF_VARIABLES and parts[0] == "hydra" and _VARIABLE.fullmatch(parts[-1])
-    script = key.startswith("hydra.launcher.") and any(_VARIABLE.fullmatch(each) for each in _ASSIGNED.findall(str(value)))
-    if holds_secret(_last(key), value) or script or (variable and value and not _REFERENCE.search(str(value))):
+    script = key.startswith("hydra.launcher.") and any(map(_VARIABLE.fullmatch, names_assigned(str(value))))
+    if holds_secret(word, value) or script or (variable and value and not _REFERENCE.search(str(value))):
         raise _refusal(key)
 
 
-def _refusal(key: str) -> ConfigError:
+def _refusal(key: str, named: bool = False) -> ConfigError:
+    """`named`: by its variable, where it would be resolved all the same."""
     key, in_sweeper = _OF_A_SWEEP.subn("", key)
     key = key.lstrip("+")
     group, _, rest = key.partition(".")
     entry = rest.partition(".")[0]
     name = re.sub(r"\W+", "_", f"{entry}_{_last(key)}" if rest.partition(".")[2] else f"{group}_{_last(key)}").upper()
     read_by = _READ_BY.get(f"{group}.{entry}")
-    advice = f"Export {name} and set '{key}=${{oc.env:{name}}}'{' outside of hydra.sweeper' if in_sweeper else ''}"
+    outside = " outside of hydra.sweeper" if in_sweeper else ""
+    advice = f"Export {name} and set '{key}=${{oc.env:{name}}}'{outside}"
+    if key.endswith("]"):  # which no override can name
+        advice = f"Export {name} and write '${{oc.env:{name}}}' in its place{outside}"
     if read_by is not None:
         advice = f"Export {read_by}"
     elif group not in ("model", "data", "callbacks", "logger"):
         advice = "Export it in the shell of this command, which hands it on"
+    elif named or rest.partition("[")[0] in _SHIPPED:
+        advice = "Set what may be shown there"
     return ConfigError(message(key, Shown("set to a secret"), _RULE, "", advice))

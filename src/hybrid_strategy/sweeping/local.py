@@ -22,7 +22,7 @@ from hybrid_strategy.sweeping import states
 from hybrid_strategy.sweeping.attempts import State, begin, conclude, read_state, write_state
 from hybrid_strategy.sweeping.causes import PREEMPTED_CODE, Cause, cause_of
 from hybrid_strategy.sweeping.points import Point
-from hybrid_strategy.sweeping.settings import LocalSettings, seconds_of, settings_of
+from hybrid_strategy.sweeping.settings import OF_A_RANK, LocalSettings, seconds_of, settings_of
 from hybrid_strategy.sweeping.slurm.watching import Watcher
 from hybrid_strategy.units import format_seconds
 
@@ -31,12 +31,6 @@ OUTPUT_FILE = "output.log"
 
 _GRACE_SECONDS = 8.0
 """From the request to end until the processes are killed: what they need to save the step they are in."""
-
-_OF_A_RANK = (
-    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
-    *("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "ROLE_NAME"),
-)
-"""Variables of a distributed process, which a sweep started inside one would hand on."""
 
 
 @dataclass
@@ -234,7 +228,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 def _environment(further: Mapping[str, object], gpus: Sequence[str]) -> dict[str, str]:
     """That of the command, without what belongs to a distributed process, tied to the life of this process."""
-    kept = {key: value for key, value in os.environ.items() if key not in _OF_A_RANK and not key.startswith("TORCHELASTIC_")}
+    kept = {key: value for key, value in os.environ.items() if key not in OF_A_RANK and not key.startswith("TORCHELASTIC_")}
     values = {str(key): str(value) for key, value in {**kept, **further}.items() if value is not None}
     values[PARENT_VARIABLE] = str(os.getpid())
     if gpus:

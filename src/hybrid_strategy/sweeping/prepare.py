@@ -21,12 +21,14 @@ from hybrid_strategy.config.overrides import check_nothing_ignored
 from hybrid_strategy.config.plan import RunPlan, plan_of
 from hybrid_strategy.config.resume import find_checkpoint
 from hybrid_strategy.config.schema import read
+from hybrid_strategy.config.secrets import check_hydra
 from hybrid_strategy.config.settings import AUTO, ClusterSettings, RunConfig
 from hybrid_strategy.config.storage import moved
 from hybrid_strategy.config.targets import BY_TARGET, MlflowSettings, WandbSettings
 from hybrid_strategy.config.world import visible_gpus
 from hybrid_strategy.errors import LayoutError, ModelError
 from hybrid_strategy.sweeping.facts import facts_of
+from hybrid_strategy.sweeping.heard import check_heard
 from hybrid_strategy.sweeping.layouts import Skipped, check_values
 from hybrid_strategy.sweeping.naming import tags, unique
 from hybrid_strategy.sweeping.points import Point, Resources, digest_of
@@ -80,7 +82,7 @@ def prepare(batch: Batch, session: Session, folder: Path) -> list[Ready]:
     """
     composed, number = [], batch.first
     for overrides in batch.overrides:
-        found = _compose(batch, tuple(overrides), number, session.common)
+        found = _compose(batch, tuple(overrides), number, session)
         if isinstance(found, Skipped):
             session.skipped.append(found)
         else:
@@ -140,14 +142,16 @@ class Starts:
         return self.known[key]
 
 
-def _compose(batch: Batch, overrides: tuple[str, ...], number: int, common: Set[str]) -> Composed | Skipped:
-    swept = swept_of(batch.master, overrides, common)
+def _compose(batch: Batch, overrides: tuple[str, ...], number: int, session: Session) -> Composed | Skipped:
+    swept = swept_of(batch.master, overrides, session.common)
     try:
         config = batch.loader.load_sweep_config(batch.master, list(overrides))
         check_nothing_ignored(overrides, config.model)
         with read_write(config), open_dict(config):
             config.hydra.job.num, config.hydra.job.id = number, str(number)
         with _hydra(config):
+            check_hydra(config)
+            check_heard(config, session.single)
             launcher: Any = OmegaConf.to_container(config.hydra.launcher, resolve=True)
             settings = on_machines(read(config, _SOMEWHERE))
     except HYDRA_ERRORS as error:

@@ -225,11 +225,12 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def seconds_left(rows: Sequence[Row]) -> float | None:
-    """By the mean time of those that have ended and the number that run side by side; None before the first has."""
+    """By the mean time of those that have ended and the number that run side by side; None before the first has, or where
+    none is running."""
     done = [row.seconds for row in rows if row.state in states.ENDED and row.seconds]
     running = [row for row in rows if row.state == states.RUNNING]
     waiting = sum(row.state == states.PENDING for row in rows)
-    if not done or not (running or waiting):
+    if not done or not running:  # who waits for others, or for somebody to start it, waits nobody knows how long
         return None
     mean = sum(done) / len(done)
     now = sum(row.seconds_left if row.seconds_left is not None else max(0.0, mean - (row.seconds or 0.0)) for row in running)

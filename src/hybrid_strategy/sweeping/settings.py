@@ -31,6 +31,14 @@ _LEAST = {
     "top": 1,
     "slack": 1,
 }
+OF_A_RANK = (
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "ROLE_NAME"),
+)
+"""Variables of a distributed process, which a sweep started inside one would hand on."""
+_WHERE_RANKS_MEET = ("MASTER_ADDR", "MASTER_PORT")
+"""Those of them that a batch script takes over."""
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CLOCK = re.compile(r"^(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?$")
 
 
@@ -149,8 +157,26 @@ def settings_of(kind: type[T], values: Mapping[str, Any], prefix: str) -> T:
         value = getattr(made, name, None)
         if value is not None and value < least:
             raise ConfigError(message(f"{prefix}.{name}", value, f"it must be {least} or more", "", f"Set {least} or more"))
+    for name, value in vars(made).items():
+        if value == "":
+            raise ConfigError(message(f"{prefix}.{name}", value, "it is empty", "", f"Set a value, or {prefix}.{name}=null"))
+    _check_variables(getattr(made, "environment", {}), f"{prefix}.environment", isinstance(made, LocalSettings))
     check_settings(vars(made), prefix)
     return made
+
+
+def _check_variables(environment: Mapping[str, Any], key: str, local: bool) -> None:
+    """Refuses variables that cannot be set, and those that each process is given anew."""
+    given = {*OF_A_RANK, "CUDA_VISIBLE_DEVICES"} if local else {*OF_A_RANK} - {*_WHERE_RANKS_MEET}
+    for name, value in environment.items():
+        rule, advice = "it is no name of a variable", "Set letters, digits and _"
+        if _VARIABLE.fullmatch(str(name)) and value is not None and name in given:
+            rule, advice = "the launcher gives each process its own", "Leave it out"
+            if name == "CUDA_VISIBLE_DEVICES":
+                rule, advice = "points get theirs of the GPUs that this command sees", "Set it in the shell of this command"
+        elif _VARIABLE.fullmatch(str(name)):
+            continue
+        raise ConfigError(message(f"{key}.{name}", value, rule, "", advice))
 
 
 def checked_settings(overrides: Sequence[str]) -> tuple[str, ...]:

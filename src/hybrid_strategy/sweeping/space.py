@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from hybrid_strategy.config.settings import RunConfig
+from hybrid_strategy.config.settings import AUTO, RunConfig, StrategySettings
 from hybrid_strategy.config.targets import global_batch_size_of, numerics_of_run, trained_shape_of
 from hybrid_strategy.config.world import visible_gpus
 from hybrid_strategy.sweeping.axes import AXES, Axes
@@ -33,8 +33,11 @@ def is_axis(key: str) -> bool:
     return key.removeprefix(_PREFIX) in AXES if key.startswith(_PREFIX) else False
 
 
-def axes_of(choices: Sequence[Choice], free: Sequence[str], config: RunConfig) -> Axes:
+def axes_of(choices: Sequence[Choice], free: Sequence[str], config: RunConfig, chosen: bool = False) -> Axes:
     """The axes of a sweep: what the command line says, what is free, what the configuration fixes.
+
+    Args:
+        chosen: `strategy=OPTION` was asked for; what it sets is as if it were said by itself.
 
     Raises:
         ConfigError: a word that names nothing, or an axis that is none.
@@ -44,6 +47,9 @@ def axes_of(choices: Sequence[Choice], free: Sequence[str], config: RunConfig) -
     size = fixed.pop("data_parallel_size")
     if "data_parallel_size" not in given and isinstance(size, int):
         given["data_parallel_size"] = (size,)
+    for axis, value in fixed.items() if chosen else ():
+        if axis in free and value != getattr(StrategySettings, axis) and value != AUTO:
+            given.setdefault(axis, (value,))
     for axis, values in given.items():
         check_values(axis, values)
     return Axes(given, tuple(axis for axis in free if axis not in given), fixed)

@@ -22,6 +22,8 @@ from hybrid_strategy.sweeping.session import Session, key_of
 from hybrid_strategy.sweeping.settings import GridSettings, LayoutsSettings
 from hybrid_strategy.sweeping.space import axes_of, devices_at_hand, is_axis, is_known, judge_of, space_of
 
+_OUR_LAUNCHERS = "hydra_plugins.hybrid_strategy_plugins."
+
 Launch = Callable[[Sequence[Sequence[str]]], Any]
 
 
@@ -51,12 +53,20 @@ def _guarded(sweep: Sweep, launch: Launch, make: Callable[[], list[Overrides]]) 
         points = make()
         if not points:
             raise nothing_to_run(sweep.session.skipped)
+        if not is_ours(sweep.master):  # ours look at all points themselves, before anything is written
+            for each in points:
+                _composed(sweep, each)
     except HybridError as error:
         sweep.session.error = error
         return []
     returned = launch(points)
     sweep.session.failed.extend(_failures(returned))
     return [returned]
+
+
+def is_ours(config: DictConfig) -> bool:
+    """Is the launcher one of the package's?"""
+    return str(config.hydra.launcher.get("_target_")).startswith(_OUR_LAUNCHERS)
 
 
 def _failures(returned: Sequence[JobReturn]) -> Iterator[str]:
@@ -111,7 +121,7 @@ def _composed(sweep: Sweep, overrides: Overrides) -> RunConfig:
 def _of_base(sweep: Sweep, base: Overrides, config: RunConfig, choices: Sequence[Choice]) -> Iterator[Overrides]:
     settings = sweep.settings
     assert isinstance(settings, LayoutsSettings)  # by the door of this sweeper
-    axes = axes_of(choices, settings.axes, config)
+    axes = axes_of(choices, settings.axes, config, any(each.startswith("strategy=") for each in base))
     judged, skipped = judged_layouts(config, settings, layouts(space_of(config, axes)), judge_of(config, settings, axes))
     sweep.session.skipped.extend(skipped)
     devices = devices_at_hand(config)

@@ -76,7 +76,7 @@ def _told(cell: tuple[float | None, str] | None) -> tuple[float | None, str, str
     if cell is None:
         return None, "", ""
     speed, name = cell
-    return (speed, short(speed), name) if speed else (None, name, "")
+    return (speed, short(float(f"{speed:.3g}")), name) if speed else (None, name, "")
 
 
 def _scaling(found: Scaling) -> str:

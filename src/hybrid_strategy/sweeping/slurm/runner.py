@@ -37,7 +37,7 @@ class SlurmRunner:
         self._let_end(points)
         fresh = [point for point in points if not self.alive(point)]
         self._tell_outage()
-        self._submit(fresh)
+        self._submit(fresh, tuple(read_state(point.folder).job for point in points if point not in fresh))
         if not self.settings.wait:
             self.session.detached = bool(points)
             return
@@ -84,10 +84,10 @@ class SlurmRunner:
             self.session.console.print(text, markup=False, highlight=False, soft_wrap=True)
         self._told = bool(self.watcher.outage)
 
-    def _submit(self, points: Sequence[Point]) -> None:
+    def _submit(self, points: Sequence[Point], alive: tuple[str, ...]) -> None:
         assert self.session.folder is not None  # known before anything is run
         try:
-            Submission(self.settings, self.session.folder, self.session.target).submit(points)
+            Submission(self.settings, self.session.folder, self.session.target, alive).submit(points)
         except RunError as error:
             left = [point for point in points if not read_state(point.folder).job]
             if len(left) == len(points):

@@ -17,10 +17,18 @@ SCRIPT_FILE = "slurm/job.sh"
 BATCH_LOG = "slurm/batch.log"
 
 _OPTION = re.compile(r"^[a-z][a-z0-9-]*$")
-_VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 
+_OF_THE_LAYOUT = (
+    "nodes",
+    "ntasks",
+    "ntasks-per-node",
+    "tasks-per-node",
+    "ntasks-per-gpu",
+    "ntasks-per-core",
+    "ntasks-per-socket",
+)
 _ELSEWHERE = {
-    **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node"), "It follows from the layout: set strategy and cluster"),
+    **dict.fromkeys(_OF_THE_LAYOUT, "It follows from the layout: set strategy and cluster"),
     **dict.fromkeys(("output", "error", "open-mode"), f"How the run ended is read there: leave it at {BATCH_LOG}"),
     **dict.fromkeys(("requeue", "no-requeue"), "Set hydra.launcher.max_requeues"),
     "time": "Set hydra.launcher.time",
@@ -29,9 +37,16 @@ _ELSEWHERE = {
     "array": "Set hydra.launcher.array",
     "wait": "Set hydra.launcher.wait",
     "test-only": "Set hydra.launcher.dry_run",
+    "wrap": "Set hydra.launcher.setup",
 }
 """Options of sbatch that the script has already, or that would let two jobs run in one folder, with what to do instead."""
 
+
+_SHORT = {"-N": "nodes", "-n": "ntasks", "-o": "output", "-e": "error"}
+_OF_SRUN = (*_OF_THE_LAYOUT, "output", "error", "open-mode")
+"""Arguments of srun that would make its step another one."""
+_OF_SETTINGS = ("partition", "account", "qos", "constraint", "reservation", "mem", "cpus_per_task")
+"""Options of sbatch that are settings of the same name."""
 
 _KEYS = {"job-name": "name", "output": "paths.output_dir"}
 """Options whose values follow from settings of other names."""
@@ -47,8 +62,7 @@ def options_of(point: Point, settings: SlurmSettings, sweep: str) -> dict[str, A
         "ntasks-per-node": needs.tasks_per_node,
         "time": max(1, -(-int(seconds) // 60)),
     }
-    named = ("partition", "account", "qos", "constraint", "reservation", "mem", "cpus_per_task")
-    options |= {name.replace("_", "-"): getattr(settings, name) for name in named if getattr(settings, name) is not None}
+    options |= _named(settings)
     if settings.signal_seconds >= seconds:
         rule = "the ranks would be told to save as soon as they start"
         numbers = f"The time limit is {seconds:g} s"
@@ -59,9 +73,15 @@ def options_of(point: Point, settings: SlurmSettings, sweep: str) -> dict[str, A
     return options | _further(settings)
 
 
+def _named(settings: SlurmSettings) -> dict[str, Any]:
+    given = {name.replace("_", "-"): getattr(settings, name) for name in _OF_SETTINGS}
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def _further(settings: SlurmSettings) -> dict[str, Any]:
     """The options of `hydra.launcher.sbatch`, none of which may be ignored."""
-    elsewhere = {**_ELSEWHERE, _option_of_gpus(settings): "Set hydra.launcher.gpu_option"}
+    twice = {name: f"Set hydra.launcher.{name.replace('-', '_')}" for name in _named(settings)}
+    elsewhere = {**_ELSEWHERE, **twice, _option_of_gpus(settings): "Set hydra.launcher.gpu_option"}
     further = {str(name).lstrip("-"): value for name, value in settings.sbatch.items()}
     for name, value in further.items():
         if not _OPTION.match(name):
@@ -130,14 +150,17 @@ def script_of(point: Point, settings: SlurmSettings, sweep: str, target: str) ->
 def _exports(environment: Mapping[str, Any]) -> list[str]:
     lines = []
     for name, value in environment.items():
-        if not _VARIABLE.match(str(name)):
-            rule = "it is no name of a variable"
-            raise ConfigError(message(f"hydra.launcher.environment.{name}", value, rule, "", "Set letters, digits and _"))
         lines.append(f"unset {name}" if value is None else f"export {name}={shlex.quote(str(value))}")
     return lines
 
 
 def _srun(settings: SlurmSettings) -> str:
+    for index, each in enumerate(settings.srun):
+        name = re.split(r"[=\s]", each, maxsplit=1)[0]
+        option = name[2:] if name.startswith("--") else _SHORT.get(name[:2], "")
+        if option in _OF_SRUN:
+            rule = "the ranks of a point follow from its layout, and its end is read from its log"
+            raise ConfigError(message(f"hydra.launcher.srun[{index}]", each, rule, "", _ELSEWHERE[option]))
     return "".join(f"{shlex.quote(each)} " for each in settings.srun)
 
 

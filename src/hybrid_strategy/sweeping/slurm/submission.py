@@ -21,11 +21,12 @@ ARRAYS = ".slurm"
 
 @dataclass(frozen=True)
 class Submission:
-    """What is submitted, and how."""
+    """What is submitted, and how. `alive`: jobs of this sweep that wait or run already and count among those at once."""
 
     settings: SlurmSettings
     sweep: Path
     target: str
+    alive: tuple[str, ...] = ()
 
     def scripts(self, points: Sequence[Point]) -> list[tuple[Point, str]]:
         """The script of each point; nothing is written."""
@@ -45,7 +46,9 @@ class Submission:
             write_text(point.folder / SCRIPT_FILE, text)
         groups = self._groups(points)
         lane = self.settings.max_parallel
-        if lane and len(groups) > 1:  # the limit holds over arrays of different shapes only if each job waits for another
+        if lane and (
+            self.alive or len(groups) > 1
+        ):  # the limit holds over arrays of different shapes only if each job waits for another
             self._in_lanes(points, lane)
             return
         for number, group in enumerate(groups):
@@ -69,11 +72,15 @@ class Submission:
             _submitted(point, commands.submit(point.folder / SCRIPT_FILE))
 
     def _in_lanes(self, points: Sequence[Point], lanes: int) -> None:
-        """Job n starts when job n - lanes has ended: so many at once, whatever their shapes, and without this command."""
-        jobs: list[str] = []
-        for index, point in enumerate(points):
-            own = self.of(point).sbatch.get("dependency")
-            after = [own, f"afterany:{jobs[index - lanes]}"] if index >= lanes else []
+        """Job n starts when job n - lanes has ended: so many at once, whatever their shapes, and without this command.
+
+        Those that are alive end in any order, so that all before that one must have ended.
+        """
+        jobs = list(self.alive)
+        for index, point in enumerate(points, len(jobs)):
+            own, last = self.of(point).sbatch.get("dependency"), index - lanes
+            before = jobs[: last + 1] if last < len(self.alive) else [jobs[last]]
+            after = [own, f"afterany:{':'.join(before)}"] if last >= 0 else []
             option = [f"--dependency={','.join(str(each) for each in after if each)}"] if after else []
             jobs.append(commands.submit(point.folder / SCRIPT_FILE, option))
             _submitted(point, jobs[-1])
