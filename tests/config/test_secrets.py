@@ -133,7 +133,7 @@ def test_where_files_are_named_after_it_no_variable_helps(overrides: tuple[str, 
 
 def test_an_item_of_a_list_is_no_key_to_set() -> None:
     with pytest.raises(
-        ConfigError, match=r"arguments\[1\] is .* Export MINE_ARGUMENTS and write '\$\{oc.env:MINE_ARGUMENTS\}' in its"
+        ConfigError, match=r"arguments\[1\] is .* Export MINE_ARGUMENTS_1 and write '\$\{oc.env:MINE_ARGUMENTS_1\}' in its"
     ):
         _config(*WRITTEN_DOWN["in two words of a list"])
 

@@ -297,7 +297,9 @@ def _refusal(key: str, named: bool = False) -> ConfigError:
     key = key.lstrip("+")
     group, _, rest = key.partition(".")
     entry = rest.partition(".")[0]
-    name = re.sub(r"\W+", "_", f"{entry}_{_last(key)}" if rest.partition(".")[2] else f"{group}_{_last(key)}").upper()
+    owner = entry if rest.partition(".")[2] else group
+    index = "".join(re.findall(r"\d+\]", key.rpartition(".")[2])).replace("]", "_")  # each item has a variable of its own
+    name = re.sub(r"\W+", "_", f"{owner}_{_last(key)}_{index}").strip("_").upper()
     read_by = _READ_BY.get(f"{group}.{entry}")
     text = entry == "wandb" and not is_secret_name(_last(key)) and "key" not in _last(key).lower()
     outside = " outside of hydra.sweeper" if in_sweeper else ""
