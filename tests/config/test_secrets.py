@@ -40,6 +40,10 @@ WRITTEN_DOWN = {
     "of a name that only sounds like one": (OWN, "+logger.mine.my_token=s3cr3t-value"),
     "a key for access": (OWN, "+logger.mine.key=0f3c9a1b77d2e4c8"),
     "in the signature of a URL": (OWN, "+logger.mine.url='https://host/c?sv=1&sig=s3cr3t-value'"),
+    "in a key of a URL": (OWN, "+logger.mine.url='https://host/c?v=1&key=a8f3k29dk1x7'"),
+    "a word for a cache that is no hash": (OWN, "+logger.mine.cache_key=s3cr3t-v4lue-x9z"),
+    "a token beside a label": (OWN, "+logger.mine.text='token=bpe token=s3cr3t-value'"),
+    "after a question": (OWN, "+logger.mine.text='What is the password? password: s3cr3t-value'"),
     "a private key": (OWN, "+logger.mine.text='-----BEGIN RSA PRIVATE KEY-----'"),
     "in two arguments of srun": ("hydra/launcher=slurm", "hydra.launcher.srun=['--api-key', 's3cr3t-value']"),
     "in a line of the script": ("hydra/launcher=slurm", "hydra.launcher.setup=['curl -u user:s3cr3t-value https://host']"),
@@ -85,6 +89,11 @@ NO_SECRETS = (
     "+model.options={columns: [password, email], arguments: ['--max-tokens', '3', '--token-file', 'a.txt', '--password']}",
     "+model.options={arguments: 'run --tokens 3 --no-token-cache --key text', note: 'each token: a word'}",
     "+model.options={client: {private_key: '~/.ssh/a.pem'}}",
+    "+model.options={a: 'Password: what is it?', b: 'Explain the --token option of gh', c: 'Authorization: how OAuth works'}",
+    "+model.options={a: 'password=.+', b: '^Password: .*$', c: 'token=%s', d: 'Bearer authentication is a scheme'}",
+    "+model.options={a: 'https://h/d?key=train_set', b: 'https://h/d?code=genomics_v2', c: 'hive/token=llama/part-0'}",
+    "+model.options={cache_key: 0f3c9a1b77d2e4c8, data_key: 'md5:0f3c9a1b77d2e4c8', state_dict_key: a1b2c3d4e5f6}",
+    "tags=['token=bpe', 'secrets']",
     "+model.options={image_key: cam0_view1_depth2_v3, sort_key: length, stop_token: '###', credentials: default, key: llama3_8b}",
     "+hydra.launcher.environment.IMAGE='docker://host:5000#image@sha256:abc'",
 )
@@ -124,7 +133,7 @@ def test_where_files_are_named_after_it_no_variable_helps(overrides: tuple[str, 
 
 def test_an_item_of_a_list_is_no_key_to_set() -> None:
     with pytest.raises(
-        ConfigError, match=r"arguments\[1\] is .* Export MINE_ARGUMENTS and write '\$\{oc.env:MINE_ARGUMENTS\}' in its"
+        ConfigError, match=r"arguments\[1\] is .* Export MINE_ARGUMENTS_1 and write '\$\{oc.env:MINE_ARGUMENTS_1\}' in its"
     ):
         _config(*WRITTEN_DOWN["in two words of a list"])
 
@@ -136,6 +145,7 @@ def test_the_refusal_names_the_variable_to_set() -> None:
             WRITTEN_DOWN["a URI with a password"],
             "logger.mlflow.tracking_uri is .* MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASS",
         ),
+        (("logger.wandb.group='token=s3cr3t-value'",), "group is .* Set what may be shown there, and export WANDB_API_KEY"),
         (WRITTEN_DOWN["in camel case"], r"Export MINE_APIKEY and set 'logger.mine.apiKey=\$\{oc.env:MINE_APIKEY\}'"),
     ):
         with pytest.raises(ConfigError, match=advice):

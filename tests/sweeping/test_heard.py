@@ -47,6 +47,8 @@ def test_a_single_run_has_no_folder_of_a_sweep(capsys) -> None:
         (("-m", "seed=1,2", "paths.run_dir=mine"), "mine/seed-1"),
         (("hydra.run.dir=mine", "hydra.job.chdir=false", "hydra.output_subdir=null"), "mine"),
         (("-m", "seed=1,2", "hydra.job.env_set={}"), "outputs/sweeps/s/seed-1"),
+        (("-m", "seed=1,2", "hydra.run.dir=other", "hydra.sweep.dir=mine"), "mine/seed-1"),
+        (("hydra.run.dir=mine", "hydra.sweep.dir=other"), "mine"),
     ],
 )
 def test_what_is_heard_is_taken(further: tuple[str, ...], folder: str, tmp_path: Path, capsys) -> None:

@@ -33,9 +33,11 @@ _CHANGE = re.compile(r"(?<=[A-Za-z])(?=\d)|(?<=\d)(?=[A-Za-z])")
 _OPTION = re.compile(r"--?([A-Za-z][\w-]*)")
 _PATH = re.compile(r"(?:~|\.{0,2})/[^\s:]*\.[a-z]{2,5}")
 
-_BEGINS = r"[^\s\"'$`{*<(\\\[]"
+_SENTENCE = "an?|the|what|which|who|where|when|why|how|is|are|to|for|of|in|on|as|and|or|option|flag|argument|must|should"
+"""Words that go on after `--password`, `Password:`; never a secret where more words come."""
+_BEGINS = rf"(?!(?i:{_SENTENCE})\s|\.[*+]|%[sd(]|\?(?!\w))[^\s\"'$`{{*<(\\\[]"
 """Of a value; what reads a secret from elsewhere, e.g. `TOKEN=$(cat file)`, is none, nor is a pattern, e.g. of file names:
-`token={tokens}`."""
+`token={tokens}`, or the next word of a sentence."""
 _ASSIGNED = re.compile(rf"([\w-]+)=[\"']?{_BEGINS}")
 _SAID = (
     _ASSIGNED,  # of a line of a script, a URL, a list of arguments
@@ -46,17 +48,26 @@ _HEADER = re.compile(rf"(?<![\w-])([\w-]+):\s+[\"']?{_BEGINS}")
 _PROSE = ("token", "secret", "secrets", "pass")
 """What also stands before a colon in sentences."""
 
+_LABEL = re.compile(r"(?i)(?<![\w-])token=[a-z]{1,8}(?![^\s/,;&\])}])")
+"""A short word is no token: `token=bpe` names a run, a tag, a folder."""
+_QUERY = re.compile(r"[?&](?:(?:sig|signature)=[\w%+/.~-]{8,}|(?:key|code)=([\w%+/.~-]{8,}))")
+"""Of a URL. What stands for a key there may be the name of something."""
+_LONG = re.compile(r"[A-Za-z0-9]{20,}")
+
+_OF_CONTENT = re.compile(r"(?:.*_)?(?:data|dataset|cache|checkpoint|state_dict|hash|sort|partition|commit|content|row)_keys?")
+_HASH = re.compile(r"(?:[a-z]\w*:)?[0-9a-f]+")
+"""What names a content: of files, caches, commits."""
+
 _USER = re.compile(r"(?i)https?://(?=[a-z._+-]{1,20}\d{0,4}@)[a-z]+(?:[._+-][a-z]+)*\d{0,4}@")
 """The plain name of a user before a host."""
 _IN_TEXT = re.compile(
     r"[a-z][\w+.-]*://[^\s/@:?#]*:(?!<>@)[^\s/@?#]+@"  # user and password before a host
     r"|https?://(?!<>@)[^\s/@:?#]+@"  # a token before a host
-    r"|\b[Bb]earer\s+[\w.~+/=-]{8,}"
+    r"|\b[Bb]earer\s+(?![a-z]+\s)[\w.~+/=-]{8,}"
     r"|\b(?:hf_[A-Za-z0-9]{20,}|gh[opsur]_[A-Za-z0-9]{30,}|github_pat_\w{20,}|glpat-[\w-]{16,}|AKIA[0-9A-Z]{16})\b"
     r"|\b(?:xox[abeprs]-[\w-]{10,}|AIza[\w-]{35}|sk-(?=[\w-]*\d)[\w-]{20,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{5,})"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
     r"|hooks\.slack\.com/services/\w+/\w+/\w+"
-    r"|[?&](?:sig|signature|key|code)=[\w%+/.~-]{8,}"
     r"|\b(?:curl|wget)\s(?:.*\s)?(?:-u|--user)[\s=]+[\"']?[^\s:$\"']+:[^\s$\"']+"
     r"|\blogin\s+(?:-\S+\s+)*[A-Za-z0-9]{32,}\b"
 )
@@ -82,16 +93,30 @@ def is_written_down(name: str, text: str) -> bool:
     [True, True, False]
     >>> [is_written_down("arguments", each) for each in ("--api-key x1", "--tokens 3", "X-Api-Key: x1", "login --user me")]
     [True, False, True, False]
+    >>> [is_written_down("text", each) for each in ("Password: what is it?", "Password: x1", "h?key=train_set", "token=bpe")]
+    [False, True, False, False]
     """
+    whole, text = text, _LABEL.sub("", text)
     said = [found for each in _SAID for found in each.findall(text) if found.lower() != "pass"]
     said += [found for found in _HEADER.findall(text) if found.lower() not in _PROSE]
-    return _is_whole(name, text) or bool(_IN_TEXT.search(_USER.sub("", text))) or any(map(is_secret_name, said))
+    return (
+        _is_whole(name, whole)
+        or _is_in_query(text)
+        or bool(_IN_TEXT.search(_USER.sub("", text)))
+        or any(map(is_secret_name, said))
+    )
 
 
 def _is_whole(name: str, text: str) -> bool:
     if not text or (text[0] in "<[" and text[-1] in ">]") or _PATH.fullmatch(text):
         return False
+    if _OF_CONTENT.fullmatch(_plain(name)) and _HASH.fullmatch(text):
+        return False
     return is_secret_name(name) or bool(_PERHAPS.fullmatch(_plain(name)) and _is_random(text))
+
+
+def _is_in_query(text: str) -> bool:
+    return any(not each or _is_random(each) or bool(_LONG.search(each)) for each in _QUERY.findall(text))
 
 
 def _is_random(text: str) -> bool:

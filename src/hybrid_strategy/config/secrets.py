@@ -297,14 +297,17 @@ def _refusal(key: str, named: bool = False) -> ConfigError:
     key = key.lstrip("+")
     group, _, rest = key.partition(".")
     entry = rest.partition(".")[0]
-    name = re.sub(r"\W+", "_", f"{entry}_{_last(key)}" if rest.partition(".")[2] else f"{group}_{_last(key)}").upper()
+    owner = entry if rest.partition(".")[2] else group
+    index = "".join(re.findall(r"\d+\]", key.rpartition(".")[2])).replace("]", "_")  # each item has a variable of its own
+    name = re.sub(r"\W+", "_", f"{owner}_{_last(key)}_{index}").strip("_").upper()
     read_by = _READ_BY.get(f"{group}.{entry}")
+    text = entry == "wandb" and not is_secret_name(_last(key)) and "key" not in _last(key).lower()
     outside = " outside of hydra.sweeper" if in_sweeper else ""
     advice = f"Export {name} and set '{key}=${{oc.env:{name}}}'{outside}"
     if key.endswith("]"):  # which no override can name
         advice = f"Export {name} and write '${{oc.env:{name}}}' in its place{outside}"
-    if read_by is not None:
-        advice = f"Export {read_by}"
+    if read_by is not None:  # a tag, a note or a name is no place for it
+        advice = f"Set what may be shown there, and export {read_by}" if text else f"Export {read_by}"
     elif group not in ("model", "data", "callbacks", "logger"):
         advice = "Export it in the shell of this command, which hands it on"
     elif named or rest.partition("[")[0] in _SHIPPED:

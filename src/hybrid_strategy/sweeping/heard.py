@@ -15,8 +15,8 @@ _NO_JOB = {
     "output_subdir": (".hydra", "Leave it out: what was composed is in config.yaml"),
 }
 """Key -> its default, and what to set instead."""
-_FOLDERS = {True: ("sweep.dir", "hybrid_sweep_dir", "run"), False: ("run.dir", "hybrid_run_dir", "sweep")}
-"""Is it a single run -> the folder that nothing is written to, the resolver that its default names, the one that is used."""
+_FOLDERS = {True: ("sweep", "run"), False: ("run", "sweep")}
+"""Is it a single run -> whose folder nothing is written to, whose is used."""
 
 
 def check_heard(config: DictConfig, single: bool) -> None:
@@ -30,11 +30,17 @@ def check_heard(config: DictConfig, single: bool) -> None:
         value = _at(raw, key)
         if value and value != default:
             raise ConfigError(message(f"hydra.{key}", value, "only Hydra's own launchers hear it", "", advice))
-    key, resolver, used = _FOLDERS[single]
-    value = _at(raw, key)
-    if f"{resolver}:" not in str(value) and "${now:" not in str(value):  # nor Hydra's own default
+    unused, used = _FOLDERS[single]
+    if _is_set(raw, unused) and not _is_set(raw, used):  # a file that names both serves runs and sweeps
         rule = f"it is no folder of a {'single run' if single else 'sweep'}"
-        raise ConfigError(message(f"hydra.{key}", value, rule, "", f"Set hydra.{used}.dir or paths.run_dir"))
+        value = _at(raw, f"{unused}.dir")
+        raise ConfigError(message(f"hydra.{unused}.dir", value, rule, "", f"Set hydra.{used}.dir or paths.run_dir"))
+
+
+def _is_set(raw: Any, kind: str) -> bool:
+    """Is the folder neither our default nor Hydra's own?"""
+    folder = str(_at(raw, f"{kind}.dir"))
+    return f"hybrid_{kind}_dir:" not in folder and "${now:" not in folder
 
 
 def _at(values: Any, path: str) -> Any:
