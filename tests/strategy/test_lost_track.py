@@ -147,6 +147,17 @@ def _gated(x: Tensor) -> Tensor:
     return x * torch.sigmoid(x)
 
 
+class AsksForLooks(own_models.Transformer):
+    """Takes type, device and shape of what its layers return for tensors of its own."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x, ones = self.tokens(ids), torch.ones(1, dtype=torch.float64)
+        for block in self.blocks:
+            x = block(x + self.places)
+            x = x * ones.to(x) * ones.type_as(x) * ones.to(x.dtype).expand_as(x)
+        return self.head(self.norm(x))
+
+
 @torch.compile(backend="eager", fullgraph=True)
 def _shifted(x: Tensor) -> Tensor:
     return x + x.mean(-1, keepdim=True)
@@ -213,6 +224,7 @@ def test_what_nobody_can_follow_is_refused(kind: type[nn.Module], layout: str, w
         (CaughtShape, "pp2_1f1b"),
         (Unset, "pp2_1f1b"),
         (Bounded, "pp2_interleaved"),
+        (AsksForLooks, "pp2_1f1b"),
         (CompiledBetween, "pp2_1f1b"),
         (CompiledBetween, "pp2_interleaved"),
         (CompiledInLayers, "tp2"),

@@ -7,10 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import _StopRecomputationError
 
 from hybrid_strategy.parallel.trees import map_tensors
 
 _PLAIN = (Tensor, nn.Parameter)
+
+PASSES_THROUGH = (torch.OutOfMemoryError, _StopRecomputationError)
+"""Say nothing of what a function is given: the second ends a recomputation of activations that has all that it was to find."""
 
 
 class MarkedTensor(Tensor):
@@ -42,18 +46,16 @@ def fails_on_shapes(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Map
     try:
         with torch.no_grad():
             call_plainly(func, *bare)
-    except type(error):
-        return True
-    except Exception:  # what cannot be tried without values
-        return False
+    except Exception as bare_error:  # of another type, or of missing memory: what cannot be tried without values
+        return type(bare_error) is type(error) and "meta" not in str(bare_error).lower()
     return False
 
 
 def without_values(tensor: Tensor) -> Tensor:
     """A tensor of this shape, type and order of entries, without memory."""
-    if tensor.layout is not torch.strided:
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunctionSubclass():  # what looks at a marked tensor would come back here
+        if tensor.layout is not torch.strided:
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
         return torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device="meta")
 
 

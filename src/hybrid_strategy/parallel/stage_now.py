@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from hybrid_strategy.errors import ModelError, message
@@ -145,8 +146,10 @@ def _equal(first: Tensor, second: Tensor) -> bool:
     """Bit for bit, so that what stands in for values that are not here is like itself."""
     if first is second:
         return True
-    alike = first.shape == second.shape and first.dtype == second.dtype
-    return alike and bool(((first == second) | ((first != first) & (second != second))).all())
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    with torch._C.DisableTorchFunctionSubclass():  # a stand-in would take it for the model's own question
+        return bool(((first == second) | ((first != first) & (second != second))).all())
 
 
 def left_out(index: int) -> ModelError:

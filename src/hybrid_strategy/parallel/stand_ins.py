@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hybrid_strategy.parallel.marked import MarkedTensor, call_plainly, fails_on_shapes, makes_of_values
+from hybrid_strategy.parallel.marked import PASSES_THROUGH, MarkedTensor, call_plainly, fails_on_shapes, makes_of_values
 from hybrid_strategy.parallel.shell import operation_name
 from hybrid_strategy.parallel.structures import Leaf, map_leaves
 from hybrid_strategy.parallel.trees import has_nan, iterate_tensors, map_tensors
@@ -56,6 +56,8 @@ class StandIn(MarkedTensor):
             _telling(given)(f"its forward reads ({name.strip('_')})", origins)
         try:
             result = call_plainly(func, args, kwargs)
+        except PASSES_THROUGH:
+            raise
         except Exception as error:
             note_origins(error, origins_in(given))
             if not fails_on_shapes(func, args, kwargs, error):
@@ -70,6 +72,8 @@ def _inherited(name: str, result: Any, given: Any) -> Any:
         return result
     if name == "to" or name.endswith("_as"):  # the others are there for their shape or type
         given = given[0][0]
+        if not isinstance(given, StandIn):
+            return result
     values, unknown, told = bool(origins_used(given)), bool(_unknown_in(given)), _telling(given)
 
     def mark(_: Any, tensor: Tensor) -> Tensor:

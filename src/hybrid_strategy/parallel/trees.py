@@ -192,7 +192,8 @@ def iterate_tensors(value: Any) -> Iterator[Tensor]:
 
 def has_nan(value: Any) -> bool:
     """Is there NaN in a tensor of a nested value?"""
-    return any(bool(tensor.isnan().any()) for _, tensor in tensors_of(value) if tensor.is_floating_point() or tensor.is_complex())
+    with torch._C.DisableTorchFunctionSubclass():  # a stand-in would take it for the model's own question
+        return any(bool(each.isnan().any()) for _, each in tensors_of(value) if each.is_floating_point() or each.is_complex())
 
 
 def detach_leaf(tensor: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hybrid_strategy.errors import ConfigError, ModelError, message
-from hybrid_strategy.parallel.marked import MarkedTensor, call_plainly, makes_of_values
+from hybrid_strategy.parallel.marked import PASSES_THROUGH, MarkedTensor, call_plainly, makes_of_values
 from hybrid_strategy.parallel.shell import operation_name
 from hybrid_strategy.parallel.tensor.whole_looks import looks_of_call, whole_features
 from hybrid_strategy.parallel.trees import iterate_tensors, map_tensors
@@ -62,7 +62,7 @@ class SplitFeatures(MarkedTensor):
         whole = looks_of_call(func, args, kwargs, SplitFeatures)
         try:
             result = call_plainly(func, args, kwargs)
-        except torch.OutOfMemoryError:
+        except PASSES_THROUGH:
             raise
         except Exception as error:
             if whole.fails_as(error):
