@@ -161,6 +161,9 @@ def _serve(connection: Connection) -> None:
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
+            groups = sys.modules.get("hybrid_strategy.distributed.groups")
+            if groups is not None:  # what is frozen before the next job is not to hold this one's groups
+                groups.forget_ended()
         _let_go()
         if answer[0] and _left_behind():  # perhaps in a cycle through what has been frozen
             gc.unfreeze()

@@ -114,11 +114,17 @@ _BUILT: dict[tuple[Layout, torch.device], tuple[object, Groups]] = {}
 """What was built for a layout, with the processes' common group of that time: a later run in the same process takes it again."""
 
 
-def build_groups(layout: Layout, device: torch.device) -> Groups:
-    """The mesh and the groups of a layout, made once; a collective call of all ranks."""
+def forget_ended() -> None:
+    """Frees what was built of processes' common groups that have been destroyed since."""
     world = dist.group.WORLD
     for key in [key for key, (of, _) in _BUILT.items() if of is not world]:
         del _BUILT[key]
+
+
+def build_groups(layout: Layout, device: torch.device) -> Groups:
+    """The mesh and the groups of a layout, made once; a collective call of all ranks."""
+    forget_ended()
+    world = dist.group.WORLD
     if (layout, device) not in _BUILT:
         _BUILT[layout, device] = world, _build(layout, device)
     return _BUILT[layout, device][1]
